@@ -3,8 +3,10 @@
 The script runs ``mdir-hf space --limited`` against a local Hub with small models. Visitors have addresses of their own
 and act in a loop: a third load the page, a third ask a question with a stored answer (on the page or through the API),
 a sixth ask a new one and wait for the answer, a sixth ask a new one and leave after two seconds. Reads from the Hub are
-slow enough that a new question takes some seconds, so visitors ask more than the server can answer. Before and
-30 seconds after them, the script measures the time of a new question and the memory of the main process.
+slow enough that a new question takes some seconds, so visitors ask more than the server can answer. The time of an
+answer on the page begins with the click. Before the visitors and 30 seconds after each round, the script measures the
+time of a new question and the memory of the main process. The cache of results is full from the beginning, so rounds
+should add no more than 5 %. ``tests/space/live/test_leaks.py`` counts objects.
 """
 
 from __future__ import annotations
@@ -19,19 +21,21 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchmarks.runner import Benchmark, Case, Row
+from mdir_space.jobs.results import MAX_RESULTS
 from tests.loopback.faults import Fault
 from tests.loopback.hub import FullHub
 from tests.loopback.limits import RateLimits
 from tests.space.models import BASE, MEDIUM, MEDIUM_STRANGER, RELATED, add_models, write_models
 from tests.space.servers import running_command
 
-N_VISITORS, SECONDS = 60, 120.0
+N_VISITORS = 60
 GIVES_UP_S = 300.0
 PAUSE_S = 3.0
 """Pause of a visitor between two actions, on average."""
@@ -64,13 +68,32 @@ def page(
     until: Callable[[], bool] = lambda: False,
 ) -> str:
     """Open the page and compare, as a browser does; optionally close the tab early."""
+    return compare(client, opened_page(client), reference, candidate, alpha, level=level, stays_s=stays_s, until=until)
+
+
+def opened_page(client: httpx.Client) -> int:
+    """Open the page, and return the number of the event that its button starts."""
     client.get("/").raise_for_status()
     config = client.get("/config").json()
     asking = [
         dependency for dependency in config["dependencies"] if dependency["targets"] and len(dependency["inputs"]) == 4
     ]
     # The others fill one part of the page each.
-    click = max(asking, key=lambda dependency: len(dependency["outputs"]))["id"]
+    return int(max(asking, key=lambda dependency: len(dependency["outputs"]))["id"])
+
+
+def compare(
+    client: httpx.Client,
+    click: int,
+    reference: str,
+    candidate: str,
+    alpha: float,
+    *,
+    level: str = "auto",
+    stays_s: float | None = None,
+    until: Callable[[], bool] = lambda: False,
+) -> str:
+    """Click the button of an open page, and wait for the answer."""
     session = uuid.uuid4().hex
     data = [reference, candidate, level, f"{alpha:.3g}"]
     joined = client.post("/gradio_api/queue/join", json={"data": data, "fn_index": click, "session_hash": session})
@@ -116,17 +139,19 @@ class Visitors:
             time.sleep(chance.uniform(0.0, PAUSE_S))
             while (started := time.monotonic()) < until:
                 try:
-                    outcome = self._act(kind, client, until)
+                    click = opened_page(client) if kind == "cached, page" else 0
+                    started = time.monotonic()
+                    outcome = self._act(kind, client, until, click)
                 except httpx.HTTPError as exc:
                     outcome = f"broken: {type(exc).__name__}"
                 self.acts.append(Act(kind, outcome, time.monotonic() - started))
                 time.sleep(chance.uniform(0.0, 2 * PAUSE_S))
 
-    def _act(self, kind: str, client: httpx.Client, until: float) -> str:
+    def _act(self, kind: str, client: httpx.Client, until: float, click: int) -> str:
         if kind == "page":
             return "answered" if client.get("/").status_code == 200 else "refused"
         if kind == "cached, page":
-            return page(client, BASE, RELATED, 1e-10)
+            return compare(client, click, BASE, RELATED, 1e-10)
         if kind == "cached, API":
             return ask(client, [BASE, RELATED, "auto", 1e-10])
         return self.ask_new(client, until - time.monotonic() if kind == "patient" else LEAVES_S)
@@ -196,15 +221,14 @@ def summary(acts: list[Act]) -> dict[str, Any]:
     }
 
 
-def measure() -> Row:
-    """Send the visitors, and return a line of the results."""
+def measure(n_rounds: int, seconds: float) -> Row:
+    """Send the visitors for some rounds, and return a line of the results."""
     with tempfile.TemporaryDirectory(prefix="space-visitors-") as folder, FullHub() as hub:
         plenty = {plan: dict.fromkeys(quotas, 10**9) for plan, quotas in RateLimits().quotas.items()}
         hub.limits = RateLimits(plenty)
         models = Path(folder) / "models"
         models.mkdir()
         add_models(hub, write_models(models))
-        hub.faults.append(Fault("slow", origin="cdn", path="medium", times=None, delay_s=SLOW_READ_S))
         home = Path(folder) / "server"
         home.mkdir()
         environment = {"HF_ENDPOINT": hub.endpoint, "MDIR_HF_CACHE_MAX_BYTES": "0"}  # every new question reads anew
@@ -212,21 +236,36 @@ def measure() -> Row:
             visitors = Visitors(server.url)
             with visitors.client("9.9.9.8") as client:
                 page(client, BASE, RELATED, 1e-10)  # from now on, its answer and figures are stored
+                for _ in range(MAX_RESULTS):
+                    visitors.ask_new(client)
+                page(client, BASE, RELATED, 1e-10)
+            hub.faults.append(Fault("slow", origin="cdn", path="medium", times=None, delay_s=SLOW_READ_S))
             idle_s = statistics.median(visitors.new_question_s() for _ in range(3))
             before = main_memory(server.process.pid)
-            visitors.round(N_VISITORS, SECONDS)
-            figures = summary(visitors.acts)
-            time.sleep(AFTER_S)
-            figures["new question after"] = round(visitors.new_question_s(), 2)
-            figures["memory"] = main_memory(server.process.pid)
+            rounds = []
+            for _ in range(n_rounds):
+                visitors.acts.clear()
+                visitors.round(N_VISITORS, seconds)
+                figures = summary(visitors.acts)
+                time.sleep(AFTER_S)
+                after_s = round(visitors.new_question_s(), 2)
+                rounds.append({**figures, "new question after": after_s, "memory": main_memory(server.process.pid)})
             faults = [line for line in server.lines if "Traceback" in line]
-    told = {"visitors": N_VISITORS, "seconds": SECONDS, "new question idle": round(idle_s, 2), "memory before": before}
-    return {**told, "rounds": [figures], "faults": len(faults)}
+    return {
+        "visitors": N_VISITORS,
+        "seconds": seconds,
+        "n_rounds": n_rounds,
+        "new question idle": round(idle_s, 2),
+        "memory before": before,
+        "memory after the last round, of that before": round(rounds[-1]["memory"] / before, 3),
+        "rounds": rounds,
+        "faults": len(faults),
+    }
 
 
 SPACE_VISITORS = Benchmark(
     "space-visitors",
     "what 60 visitors at once get from a limited Space",
-    ("visitors", "seconds"),
-    lambda: [Case((N_VISITORS, SECONDS), measure)],
+    ("n_rounds", "seconds"),
+    lambda: (Case(rounds, partial(measure, *rounds)) for rounds in ((1, 120.0), (10, 30.0))),
 )

@@ -70,7 +70,7 @@ def measured_values(results: Results) -> dict[str, str]:
         values[f"{name}.related"] = str(len(related))
         values[f"{name}.found"] = str(sum(row["verdict"] == "homologous" for row in related))
         values[f"{name}.strangers"] = str(len(rows) - len(related))
-    return values | _of_plain(results["plain-mdir"]) | _of_surveys(results) | _of_visitors(*results["space-visitors"])
+    return values | _of_plain(results["plain-mdir"]) | _of_surveys(results) | _of_visitors(results["space-visitors"])
 
 
 def _of_plain(rows: list[Row]) -> dict[str, str]:
@@ -117,14 +117,15 @@ def _of_surveys(results: Results) -> dict[str, str]:
     }
 
 
-def _of_visitors(row: Row) -> dict[str, str]:
-    first = row["rounds"][0]
-    cached, patient = first["cached, page"]["seconds"], first["patient"]["seconds"]
+def _of_visitors(rows: list[Row]) -> dict[str, str]:
+    first = min(rows, key=lambda row: row["n_rounds"])["rounds"][0]
+    page, cached, patient = (first[name]["seconds"] for name in ("page", "cached, page", "patient"))
+    after = max(rows, key=lambda row: row["n_rounds"])["memory after the last round, of that before"]
     return {
-        "space.visitors": str(row["visitors"]),
-        "space.cached": f"{cached[0]:.1f} s",
+        "space.page": f"{page[0]:.2g} s",
+        "space.cached": f"{cached[0]:.2g} s",
         "space.new": f"{patient[0]:.1f} s",
-        "space.longest": f"{patient[1]:.1f} s",
+        "space.memory": f"{100 * after:.0f} %",
     }
 
 

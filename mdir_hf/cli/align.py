@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import loading, remark, say
-from mdir_hf.errors import CompleteOutputError
+from mdir_hf.errors import CompleteOutputError, InputError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -52,7 +52,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_model(reading, whose="A")
     arguments.add_model(reading, prefix="candidate-", whose="B")
     arguments.add_computing(reading)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, check_files=_check_output)
+
+
+def _check_output(options: argparse.Namespace) -> None:
+    folder = options.output
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / ".mdir-hf").exists():
+        raise InputError("it is not empty; name a folder that does not exist", subject=str(folder))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         content = json.loads((options.output / RESULT).read_bytes())  # its hash has just been checked
         content["output"] = str(options.output)
         done = "it is complete; --restart writes it again:"
-    say(json.dumps(content, indent=2) + "\n" if options.json else _text(content, RESULT))
+    say(json.dumps(content, indent=2) + "\n" if options.json else _text(content, RESULT), is_prose=not options.json)
     remark(f"{done} {options.output}\n")
     return 0
 

@@ -129,15 +129,12 @@ def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: 
     if options.bom is None:
         return
     from mdir_hf.lineage.bom.documents import make_bom, read_model_facts
-    from mdir_hf.writing import write_file
+    from mdir_hf.writing import write_file, writing_into
 
     facts = read_model_facts(model_of(options, name), reading=reading_of(options))
     text = make_bom(result, facts, version=options.bom_version)
-    try:
-        options.bom.parent.mkdir(parents=True, exist_ok=True)
+    with writing_into(options.bom.parent, options.bom):
         write_file(options.bom, text.encode())
-    except OSError as exc:
-        raise InputError(f"cannot be written: {exc.strerror}", subject=str(options.bom)) from exc
     remark(f"written: {options.bom}\n")
 
 

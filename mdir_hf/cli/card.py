@@ -124,12 +124,8 @@ def _create_pull_request(proposal: CardProposal, token: str | None) -> int:
 
 
 def _write(path: Path, content: bytes) -> None:
-    from mdir_hf.errors import InputError
-    from mdir_hf.writing import write_file
+    from mdir_hf.writing import write_file, writing_into
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing_into(path.parent, path):
         write_file(path, content)
-    except OSError as exc:
-        raise InputError(f"cannot write {path}: {exc.strerror}") from exc
     remark(f"wrote {path}\n")

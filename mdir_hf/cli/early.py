@@ -10,6 +10,12 @@ from pathlib import Path
 from mdir_hf.errors import InputError
 from mdir_hf.regular_file import open_regular
 
+LENGTH_BYTES = 8
+"""Length of the number before the header of an index."""
+
+TEXTS = frozenset({"", ".json", ".txt", ".md", ".jinja", ".py", ".toml", ".yaml", ".yml"})
+"""Suffixes of files that are no weights."""
+
 
 def check_early(options: argparse.Namespace) -> None:
     """Check all arguments of a command that need neither weights nor the network.
@@ -24,6 +30,8 @@ def check_early(options: argparse.Namespace) -> None:
 
         for name in names:
             parse_reference(name)
+        for name in _compared_models(options):
+            _check_folder(parse_reference(name).folder, name)
     if getattr(options, "output", None) is not None:
         options.check_output(options.output)
     if hasattr(options, "check_files"):
@@ -33,6 +41,24 @@ def check_early(options: argparse.Namespace) -> None:
 def typed_models(options: argparse.Namespace) -> list[str]:
     """Return the models that are named by arguments for one model each."""
     return [name for key in ("reference", "candidate", "model", "repo") if (name := getattr(options, key, None))]
+
+
+def _compared_models(options: argparse.Namespace) -> list[str]:
+    return [name for key in ("reference", "candidate", "model") if (name := getattr(options, key, None))]
+
+
+def _check_folder(folder: Path | None, name: str) -> None:
+    """Raise ``InputError`` if a model's folder only has texts, such as a config without weights."""
+    if folder is None:
+        return
+    try:
+        paths = list(folder.iterdir())
+    except OSError:
+        return  # the error of opening it says more
+    names = [path.name for path in paths if not path.name.endswith(".index.json")]
+    if len(names) == len(paths) and all(path.suffix in TEXTS and path.is_file() for path in paths):
+        found = f"{len(names)} files ({', '.join(sorted(names)[:3])} …)" if len(names) > 3 else ", ".join(sorted(names))
+        raise InputError(f"no weights{f', only {found}' if names else ', and no other file'}", subject=name)
 
 
 def _listed_models(options: argparse.Namespace) -> Iterator[str]:
@@ -49,10 +75,13 @@ def check_input_file(path: Path) -> None:
     open_regular(path).close()
 
 
-def check_index(options: argparse.Namespace) -> None:
-    """Raise ``InputError`` if ``--index`` names a local file that cannot be read."""
-    if options.index is not None and not options.index.startswith(("http://", "https://")):
-        check_input_file(Path(options.index))
+def check_index(path: Path) -> None:
+    """Raise ``InputError`` unless a path is a regular file that begins as an index of base models does."""
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        n_bytes = path.stat().st_size - LENGTH_BYTES
+        if file.read(1) != b"{" or length > n_bytes:
+            raise InputError("is not an index of base models", subject=str(path))
 
 
 def check_save_folder(folder: Path) -> None:

@@ -47,7 +47,8 @@ def add_family(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _check_family(options: argparse.Namespace) -> None:
-    check_index(options)
+    if options.index is not None and not options.index.startswith(("http://", "https://")):
+        check_index(Path(options.index))
     arguments.expect_writable_bom(options)
 
 
@@ -103,4 +104,4 @@ def _index(options: argparse.Namespace) -> BaseIndex:
 
 
 def _show(family: Family, options: argparse.Namespace) -> None:
-    say((family.to_json() if options.json else str(family)) + "\n", is_prose=False)
+    say((family.to_json() if options.json else str(family)) + "\n", is_prose=not options.json)

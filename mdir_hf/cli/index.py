@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.early import check_input_file, check_save_file, check_save_folder
+from mdir_hf.cli.early import check_index, check_input_file, check_save_file, check_save_folder
 from mdir_hf.cli.output import loading, remark, say
 from mdir_hf.cli.survey import add_list_arguments, is_list_given, list_usage_error, listed_models
 from mdir_hf.errors import InputError
@@ -36,6 +36,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_output(parser, "the index (build) or the folder of the atlas", metavar="PATH")
     parser.add_argument("--dataset", metavar="owner/name", help="publish: the data set; atlas: also publish there")
     parser.add_argument("--name", help="publish: name of the file or folder in the data set (default: its local name)")
+    parser.add_argument(
+        "--restart", action="store_true", help="build, atlas: read all again, and replace the index when it is whole"
+    )
     arguments.add_json(parser)
     arguments.add_reading(parser)
     parser.set_defaults(
@@ -53,7 +56,7 @@ def _usage_error(options: argparse.Namespace) -> str | None:
             return "name a file or folder"
         return "name base models, or lists of them with --from, --author or --collection"
     if options.action == "publish":
-        if len(options.models) != 1 or options.dataset is None or options.output is not None:
+        if len(options.models) != 1 or options.dataset is None or options.output is not None or options.restart:
             return "use index publish FILE|DIR --dataset owner/name"
         return None
     if options.output is None:
@@ -63,14 +66,24 @@ def _usage_error(options: argparse.Namespace) -> str | None:
 
 def _check_files(options: argparse.Namespace) -> None:
     if options.action == "publish":
-        if not Path(options.models[0]).exists():
+        path = Path(options.models[0])
+        if not path.exists():
             raise InputError("there is no such file or folder", subject=options.models[0])
+        if path.is_file():
+            check_index(path)
     elif options.action == "build":
         check_save_file(options.output)
+        if options.output.exists():
+            check_index(options.output)
+        if not (options.author or options.collection or listed_models(options)):
+            raise InputError("the lists name no base models")
     else:
+        from mdir_hf.lineage.index.table import read_list
+
         check_save_folder(options.output)
         for name in filter(_is_table, options.models):
             check_input_file(Path(name))
+            read_list(Path(name))
 
 
 def _base_models(options: argparse.Namespace) -> list[str]:
@@ -102,6 +115,7 @@ def _build(options: argparse.Namespace) -> int:
         on_model=report,
         reading=arguments.reading_of(options),
         listeners=arguments.listeners_of(options),
+        restart=options.restart,
     )
     if n_failed == len(names):
         raise InputError("none of the models could be added; the index is unchanged", subject=str(options.output))
@@ -113,7 +127,8 @@ def _build(options: argparse.Namespace) -> int:
 
 def _atlas(options: argparse.Namespace) -> int:
     with loading():
-        from mdir_hf.lineage.index.atlas import AtlasBase, build_atlas, read_list, summary_of
+        from mdir_hf.lineage.index.atlas import build_atlas, summary_of
+        from mdir_hf.lineage.index.table import AtlasBase, read_list
 
     tables = [name for name in options.models if _is_table(name)]
     options.models = [name for name in options.models if not _is_table(name)]
@@ -129,6 +144,7 @@ def _atlas(options: argparse.Namespace) -> int:
         on_model=report,
         reading=arguments.reading_of(options),
         listeners=arguments.listeners_of(options),
+        restart=options.restart,
     )
     counts = {"output": str(options.output), "bases": [{"repo": base.repo, "state": base.state} for base in table]}
     if not options.json:

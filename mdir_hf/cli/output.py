@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -115,7 +116,10 @@ def _set(text: str, width: int | None) -> str:
 
 
 def _broken(line: str, width: int) -> str:
-    hanging = " " * (len(line) - len(line.lstrip()) + 2)
+    """Wrap a line below its text: behind a label that spaces set apart, or behind the branches of a tree."""
+    branches = re.match(r"[ │├└─]*", line)[0].replace("├─", "│ ").replace("└─", "  ")  # type: ignore[index]
+    label = re.match(r" +\S+(?: \S+)* {2,}(?=\S)", line)
+    hanging = " " * label.end() if label is not None and label.end() < width // 3 else f"{branches}  "
     return fill(line, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
 
 

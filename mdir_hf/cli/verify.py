@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from mdir_hf.cli import arguments
 from mdir_hf.cli.early import check_input_file
 from mdir_hf.cli.output import complain, loading, say, shown_if_stopped
+from mdir_hf.errors import InputError
 from mdir_hf.lineage.policy import ALL, Condition, Failure, exit_status
 from mdir_hf.names import did_you_mean
 from mdir_hf.report import Level
@@ -151,6 +152,14 @@ def _check_files(options: argparse.Namespace) -> None:
     for name in options.badge or ():
         if "://" not in name:
             check_input_file(Path(name))
+            _check_badge(name)
+
+
+def _check_badge(name: str) -> None:
+    from mdir_hf.lineage.cards.badge_folder import local_text
+
+    if not local_text(name).lstrip().startswith(("<", "{")):
+        raise InputError("is neither SVG nor JSON", subject=name)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -377,7 +377,7 @@ def _counted(n: int, what: str) -> str:
 def _line(name: str, text: str) -> str:
     return fill(
         visible_text(text, length=LONGEST_TEXT),
-        100,
+        80,
         initial_indent=f"  {name:<14} ",
         subsequent_indent=" " * 17,
         break_long_words=False,

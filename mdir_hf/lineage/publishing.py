@@ -8,8 +8,9 @@ from pathlib import Path
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.cards.verify_lineage import MEASURED
 from mdir_hf.lineage.family import Family
-from mdir_hf.lineage.index.atlas import CARD, INDEX, TABLE
+from mdir_hf.lineage.index.atlas import CARD, INDEX
 from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.table import TABLE
 from mdir_hf.lineage.survey import RESULTS
 from mdir_hf.lineage.survey.folder import read_survey
 from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request
@@ -17,7 +18,7 @@ from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.projection_words import drift_text
 from mdir_hf.render.text import plain
 from mdir_hf.report import HomologyReport
-from mdir_hf.writing import write_file
+from mdir_hf.writing import write_together
 
 
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
@@ -32,11 +33,7 @@ def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
 
         contents["family.svg"] = figure_bytes(draw_dendrogram([family.apart]), "svg")
     contents["family.md"] = family_section(family, has_picture="family.svg" in contents).encode()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return tuple(write_file(folder / name, content) for name, content in contents.items())
-    except OSError as exc:
-        raise InputError(f"cannot write it: {exc.strerror}", subject=str(folder)) from exc
+    return write_together(folder, contents)
 
 
 def _measured(report: HomologyReport) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mdir_hf.cli import main
+from mdir_hf.lineage.index.base_index import BaseIndex
 from tests.specimens import gaussian, write_model
 
 
@@ -90,3 +91,38 @@ def test_an_index_without_models_is_refused(tmp_path, capsys):
     (tmp_path / "list.txt").write_text("# nothing\n")
     assert main(["index", "build", "--output", str(tmp_path / "x"), "--from", str(tmp_path / "list.txt")]) == 1
     assert "name no base models" in capsys.readouterr().err
+
+
+def test_a_restart_reads_again_and_replaces_the_index_once_it_is_whole(folders, tmp_path, capsys, monkeypatch):
+    index = tmp_path / "bases.safetensors"
+    command = ["index", "build", folders["base"], folders["other"], folders["tuned"], "--output", str(index)]
+    assert main(command[:3] + command[-2:]) == 0
+    before = index.read_bytes()
+    put = BaseIndex.put
+
+    def put_one(self, base):
+        if len(self):
+            raise KeyboardInterrupt
+        put(self, base)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BaseIndex, "put", put_one)
+        assert main([*command, "--restart"]) == 130
+    assert index.read_bytes() == before
+    staged = tmp_path / ".bases.safetensors.staged"
+    assert [base.model.repo for base in BaseIndex.load(staged).bases] == [folders["base"]]
+    capsys.readouterr()
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bases"] == 3
+    assert len(BaseIndex.load(index)) == 3 and not staged.exists()
+    assert main([*command[:3], *command[-2:], "--restart"]) == 0
+    assert len(BaseIndex.load(index)) == 1
+
+
+def test_a_restart_that_reads_nothing_leaves_the_index(folders, tmp_path, capsys):
+    index = tmp_path / "bases.safetensors"
+    assert main(["index", "build", folders["base"], "--output", str(index)]) == 0
+    before = index.read_bytes()
+    (tmp_path / "empty").mkdir()
+    assert main(["index", "build", str(tmp_path / "empty"), "--output", str(index), "--restart"]) == 1
+    assert index.read_bytes() == before

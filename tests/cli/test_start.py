@@ -59,6 +59,16 @@ WITHOUT_WEIGHTS = [
     (["index", "publish", "folder"], 2, "--dataset"),
     (["compare", "owner/name", "owner/other", "--check", "there-is-none"], 1, "there-is-none: there is no such file"),
     (["align", "owner/name", "owner/other"], 2, "--output"),
+    (["align", "owner/name", "owner/other", "--output", "."], 1, "error: .: it is not empty"),
+    (["inspect", "folder"], 1, "error: folder: no weights, and no other file"),
+    (["compare", "owner/name", "texts"], 1, "error: texts: no weights, only config.json"),
+    (["family", "texts"], 1, "error: texts: no weights, only config.json"),
+    (["family", "owner/name", "--index", "text"], 1, "text: is not an index of base models"),
+    (["index", "build", "--from", "nothing", "--output", "new"], 1, "the lists name no base models"),
+    (["index", "build", "owner/name", "--output", "text"], 1, "text: is not an index of base models"),
+    (["index", "atlas", "bad.toml", "--output", "new"], 1, "bad.toml: this is not a list of base models"),
+    (["index", "publish", "text", "--dataset", "owner/name"], 1, "text: is not an index of base models"),
+    (["verify", "--badge", "text"], 1, "text: is neither SVG nor JSON"),
     (["card", "folder"], 1, "folder: is a folder; name the file in it"),
     (["card", "report.json", "--create-pr"], 2, "name its repository"),
     (["card", "folder", "there-is-none"], 1, "there-is-none: there is no such file"),
@@ -105,6 +115,10 @@ def test_an_error_is_reported_without_torch(words, status, message, tmp_path):
     with (tmp_path / "large.json").open("wb") as file:
         file.truncate(1 << 40)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "config.json").write_text("{}")
+    (tmp_path / "nothing").write_text("# no model\n")
+    (tmp_path / "bad.toml").write_text("[\n")
     heavy = ("torch", "transformers", "numpy", "scipy", "tokenizers", "matplotlib")
     code = (
         "import sys; from mdir_hf.cli import main\n"
@@ -172,13 +186,14 @@ def test_a_terminal_shows_the_import_of_torch(words, tmp_path, monkeypatch):
     monkeypatch.setattr("mdir_hf.cli.output._has_torch", lambda: False)  # as at the first command of a process
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    for name in ("a/results.jsonl", "index.safetensors", "list.toml", "badge.json"):
+    for name in ("a/results.jsonl", "a/model.bin", "b/model.bin", "index.safetensors", "list.toml"):
         (tmp_path / name).touch()
+    (tmp_path / "badge.json").write_text("{}")
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
     monkeypatch.setenv("TERM", "xterm")
 
-    main(words)  # the folders have no weights, and the files are empty
+    main(words)  # the files have no contents
     before, shown, after = terminal.getvalue().partition("loading torch …\r\x1b[K")
     assert shown and "loading" not in after and (not before or words[0] == "survey")
 

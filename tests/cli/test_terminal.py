@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +121,19 @@ def test_verbose_prints_each_step_and_the_origin_of_an_error(models, capsys):
     assert said.index("opening the models") < said.index("comparing neurons of layers at the same place, ")
     with pytest.raises(ValueError, match="no such folder"):
         main(["compare", "base", "./nowhere", "-v"])
+
+
+def test_a_long_line_continues_below_its_text(models):
+    shown = in_terminal("inspect", "base", columns=60)
+    lines = shown.text.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert {len(line) - len(line.lstrip()) for line in lines[1:] if line} == {2, 17}
+
+
+def test_a_long_line_of_a_tree_continues_beside_its_branch(models):
+    write_model(Path("other"), gaussian(V, N, 3), config=CONFIG)
+    shown = in_terminal("family", "tuned", "--among", "base", "other", columns=48)
+    assert shown.status == 0
+    tree = shown.text[shown.text.index("└─ base") :].splitlines()
+    assert max(map(len, tree)) <= 48
+    assert tree[2:4] == ["     compared: shared weight ancestry, p ≤", "       10⁻¹⁷⁶ (rests on numbering)"]

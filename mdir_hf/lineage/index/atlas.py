@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from annotated_types import MinLen
-from pydantic import TypeAdapter, ValidationError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pragma: no cover
-
-from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.comparison.settings import Listeners
-from mdir_hf.errors import HubError, InputError, one_line
+from mdir_hf.errors import HubError, one_line
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.building import CHOOSING, BaseOutcome, extend_locked_index, index_locked
+from mdir_hf.lineage.index.table import TABLE, AtlasBase, EntryState, read_table
 from mdir_hf.model.open import Reading
-from mdir_hf.validation import AS_WRITTEN, read_json
 from mdir_hf.writing import write_together
 
 INDEX = "bases.safetensors"
-TABLE = "bases.jsonl"
 CARD = "README.md"
 
 SHIPPED = Path(__file__).parent / "shipped" / INDEX
@@ -40,86 +28,9 @@ SHIPPED = Path(__file__).parent / "shipped" / INDEX
 PLACE_VARIABLE = "MDIR_HF_ATLAS"
 """Environment variable with the path or Hub URL of the default index."""
 
-Text = Annotated[str, MinLen(1)]
-
-
-EntryState = Literal["held", "gated", "missing", "failed", "not tried"]
 _STATES: Mapping[str, EntryState] = {
     "added": "held", "known": "held", "gated": "gated", "missing": "missing", "failed": "failed",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class AtlasBase:
-    """A base model in the atlas.
-
-    Attributes:
-        year: Year in which the family was first published, or 0 if unknown.
-        state: ``held``, ``gated``, ``missing`` (or private), ``failed``, or ``not tried``.
-        architecture: ``model_type`` in the config.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
-
-    repo: Text
-    family: str = ""
-    parameters: str = ""
-    licence: str = ""
-    year: int = 0
-    state: EntryState = "not tried"
-    reason: str = ""
-    commit: str | None = None
-    architecture: str | None = None
-    width: int | None = None
-    layers: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _ListedFamily:
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    year: int
-    licence: Text
-    bases: dict[Text, Text]
-
-
-def read_list(path: Path) -> tuple[AtlasBase, ...]:
-    """Read a list of base models from a TOML file, or from the table of an atlas.
-
-    Raises:
-        InputError: If the list cannot be read, or a repository is listed twice.
-    """
-    if path.name == TABLE:
-        return read_table(path.parent)
-    try:
-        listed_families = tomllib.loads(path.read_text(encoding="utf-8"))
-        families = TypeAdapter(dict[str, _ListedFamily]).validate_python(listed_families)
-    except OSError as exc:
-        raise InputError(f"cannot read the list of base models: {exc.strerror}", subject=str(path)) from exc
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as exc:
-        raise InputError(f"this is not a list of base models: {one_line(exc)}", subject=str(path)) from exc
-    bases = [
-        AtlasBase(repo, name, parameters, family.licence, family.year)
-        for name, family in families.items()
-        for repo, parameters in family.bases.items()
-    ]
-    twice = [repo for repo, n in Counter(base.repo.lower() for base in bases).items() if n > 1]
-    if twice:
-        raise InputError(f"it lists {twice[0]} twice", subject=str(path))
-    return tuple(bases)
-
-
-def read_table(folder: Path) -> tuple[AtlasBase, ...]:
-    """Read the table of the atlas in a folder; empty if there is none."""
-    path = folder / TABLE
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return ()
-    except OSError as exc:
-        raise InputError(f"cannot read it: {exc.strerror}", subject=str(path)) from exc
-    read = partial(read_json, label=str(path), budget=REPORT_JSON, error=InputError)
-    return tuple(read(line, AtlasBase, what=f"line {at}") for at, line in enumerate(lines, start=1))
 
 
 def build_atlas(
@@ -129,10 +40,12 @@ def build_atlas(
     on_model: Callable[[BaseOutcome], None] = lambda outcome: None,
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
+    restart: bool = False,
 ) -> tuple[AtlasBase, ...]:
     """Build or extend an atlas, skipping bases that are stored at their newest commit.
 
-    Even if interrupted, writes the index, table and card to ``folder``.
+    Even if interrupted, writes the index, table and card to ``folder``. With ``restart``, every base is read again,
+    and the earlier index stays until the new one is whole.
 
     Raises:
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.
@@ -159,6 +72,7 @@ def build_atlas(
                 choosing=_one_of_each_family(bases),
                 reading=reading,
                 listeners=listeners,
+                restart=restart,
             )
         finally:
             models_held = (

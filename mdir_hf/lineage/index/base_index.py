@@ -48,7 +48,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.report import ModelSummary
 from mdir_hf.report.parts import Count
 from mdir_hf.validation import AS_WRITTEN, read_json
-from mdir_hf.writing import write_file
+from mdir_hf.writing import write_file, writing_into
 
 FORMAT = "mdir-hf/index/2"
 
@@ -288,11 +288,8 @@ class BaseIndex:
                 f"sketches.{part}": torch.stack([getattr(sketch, part) for sketch in sketches]) for part in PARTS
             }
         content: bytes = save({name: rows.contiguous() for name, rows in tensors.items()}, metadata=metadata)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with writing_into(path.parent, path):
             write_file(path, content)
-        except OSError as exc:
-            raise InputError(f"cannot write the index: {exc.strerror}", subject=str(path)) from exc
 
     @classmethod
     def open(

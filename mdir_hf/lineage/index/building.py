@@ -87,11 +87,14 @@ def extend_index(
     choosing: Sequence[str] | None = None,
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
+    restart: bool = False,
 ) -> tuple[BaseIndex, int]:
     """Add base models to the index in a file, or to a new one, which is saved as it grows.
 
     Models that are already stored at the same commit are not read. The tokens of a new index are chosen from the
-    vocabularies of the first models in ``choosing``. Returns the index and the number of failures.
+    vocabularies of the first models in ``choosing``. With ``restart``, a new index replaces an earlier one once it is
+    whole; if the run is killed, the next run without ``restart`` continues the new index. Returns the index and the
+    number of failures.
 
     Raises:
         CorruptCheckpointError: If the file is not an index.
@@ -100,7 +103,13 @@ def extend_index(
     """
     with index_locked(path):
         return extend_locked_index(
-            names, path, on_model=on_model, choosing=choosing, reading=reading, listeners=listeners
+            names,
+            path,
+            on_model=on_model,
+            choosing=choosing,
+            reading=reading,
+            listeners=listeners,
+            restart=restart,
         )
 
 
@@ -117,17 +126,25 @@ def extend_locked_index(
     choosing: Sequence[str] | None,
     reading: Reading,
     listeners: Listeners,
+    restart: bool,
 ) -> tuple[BaseIndex, int]:
     """Extend an index inside :func:`index_locked`; see :func:`extend_index`."""
     ledger = IoLedger()
     watch = Watch(ledger, listeners, from_start=True)
+    staged = path.with_name(f".{path.name}.staged")
+    if restart:
+        staged.unlink(missing_ok=True)
+    growing = staged if restart or staged.exists() else path
     with watch.listening():
         watch.enter("opening")
-        if path.exists():
-            index = BaseIndex.load(path)
+        if growing.exists():
+            index = BaseIndex.load(growing)
         else:
             index = BaseIndex(choose_index_tokens(_vocabularies(choosing or names, reading, ledger)))
-        return index, _add_bases(index, names, path, on_model, reading, ledger, watch)
+        n_failed = _add_bases(index, names, growing, on_model, reading, ledger, watch)
+    if growing == staged and len(index):
+        staged.replace(path)
+    return index, n_failed
 
 
 def _add_bases(

@@ -68,6 +68,12 @@ class DrawnFigures:
         self._lock = threading.Lock()
         self._figures: OrderedDict[int, tuple[HomologyReport, Future[ReportFigures]]] = OrderedDict()
 
+    def has(self, report: object) -> bool:
+        """Return whether the figures of a report are drawn."""
+        with self._lock:
+            _, figures = self._figures.get(id(report), (None, None))
+        return figures is not None and figures.done()
+
     def of(self, report: HomologyReport) -> ReportFigures:
         """Return the figures of a report. Only the first call for the same object draws; others wait for it."""
         drawn: Future[ReportFigures] = Future()

@@ -24,6 +24,7 @@ from mdir_hf.comparison.progress import Progress
 from mdir_hf.errors import ByteBudgetError, GatedRepositoryError, RepositoryNotFoundError, StoppedError
 from mdir_space.jobs.access import Access
 from mdir_space.jobs.job import Event, Failed, Finished, Interim, Job, OutOfMemoryError, run_job
+from mdir_space.jobs.memory import trim_heaps
 from mdir_space.jobs.progress import TotalProgress
 
 R = TypeVar("R")
@@ -91,6 +92,7 @@ class ProcessPool:
             process.kill()
             process.join(EXIT_S)
             near.close()
+            trim_heaps()
 
     def _start(self, pipe: Connection) -> BaseProcess:
         self.warm_up()

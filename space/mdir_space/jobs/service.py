@@ -27,6 +27,7 @@ from mdir_space.jobs.job_queue import JobQueue, QueueEntry
 from mdir_space.jobs.lease import Lease, Leases
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.listing import listed_models
+from mdir_space.jobs.memory import share_heaps
 from mdir_space.jobs.pool import JobRun, JobTimeoutError, ProcessPool, hit_limit, memory_cap
 from mdir_space.jobs.question import (
     FamilyQuestion,
@@ -166,6 +167,7 @@ class Service:
 
     def warm_up(self) -> None:
         """Start imports and requests that would otherwise delay the first visitor."""
+        share_heaps()
         # matplotlib.style records warnings while it loads, including those from imports in other threads.
         import_module("matplotlib.style")
         self._pool.warm_up()

@@ -42,7 +42,7 @@ from mdir_space.jobs.question import PairQuestion, Question, RefusedError, parse
 from mdir_space.jobs.service import Answered, Queued, Running, Service
 from mdir_space.jobs.survey import SurveyResult
 from mdir_space.jobs.visitor import Visitor
-from mdir_space.page.panels import Panels, Updates, throttled
+from mdir_space.page.panels import Panels, Updates, throttled, together
 
 log = logging.getLogger(__name__)
 
@@ -155,10 +155,20 @@ async def show_kept(
         yield updates
 
 
-async def _show(
+def _show(
     panels: Panels, question: Question, answered: Answered[Any], request: gr.Request, fields: tuple[object, ...]
 ) -> AsyncGenerator[Updates, None]:
-    """Show an answer at once, then add a comparison's declared lineage, and its figures as they are drawn."""
+    """Show an answer at once, then add a comparison's declared lineage, and its figures unless they are drawn."""
+    return _at_once_if_drawn(answered.result, _answer_in_steps(panels, question, answered, request, fields))
+
+
+def _at_once_if_drawn(result: object, updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[Updates, None]:
+    return together(updates) if PUBLIC_FIGURES.has(result) else updates
+
+
+async def _answer_in_steps(
+    panels: Panels, question: Question, answered: Answered[Any], request: gr.Request, fields: tuple[object, ...]
+) -> AsyncGenerator[Updates, None]:
     result, query = answered.result, query_again(question)
     pinned = pinned_link(answered, request, question)
     link = pinned or f"{page_address(request)}?{query}"
@@ -243,10 +253,16 @@ def _declared(report: HomologyReport, access: Access) -> Markup:
     return declared_lineage_html(report, (read(access.reference), read(access.candidate)))
 
 
-async def show_example(
+def show_example(
     panels: Panels, example: Example, request: gr.Request, question: PairQuestion | None = None
 ) -> AsyncGenerator[Updates, None]:
     """Show a stored result; ``question`` is None if the visitor opened it directly."""
+    return _at_once_if_drawn(example.report, _example_in_steps(panels, example, request, question))
+
+
+async def _example_in_steps(
+    panels: Panels, example: Example, request: gr.Request, question: PairQuestion | None
+) -> AsyncGenerator[Updates, None]:
     report = example.report
     note = example.note
     if question is not None and (question.alpha != report.alpha or question.level not in ("auto", report.level)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
@@ -73,6 +74,8 @@ def build_page(service: Service) -> gr.Blocks:
     service.warm_up()
     demo = gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=False)
     demo.queue(api_open=False)  # a direct call has no session, and would not end with its connection
+    # Otherwise, each event makes a table of the last 10,000 events for a page that is turned off.
+    demo._queue.ANALYTICS_MAX_EVENTS, demo._queue.ANAYLTICS_CACHE_FREQUENCY = 1, sys.maxsize
     with demo:
         Navbar(main_page_name="Compare", elem_id="navigation")
         with gr.Column(elem_id="page"):

@@ -70,6 +70,15 @@ async def accumulated(updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[
             yield dict(merged)
 
 
+async def together(updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[Updates, None]:
+    """Give all updates as one. gradio takes about 10 ms for each."""
+    merged: Updates = {}
+    async with aclosing(updates):
+        async for more in updates:
+            merged |= more
+    yield merged
+
+
 async def throttled(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """Drop steps within 0.4 s of another unless the stage, the plan or the interim result changes."""
     shown: object = None

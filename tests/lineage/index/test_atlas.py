@@ -14,15 +14,13 @@ from mdir_hf.lineage.index.atlas import (
     INDEX,
     PLACE_VARIABLE,
     SHIPPED,
-    AtlasBase,
     build_atlas,
     open_index,
-    read_list,
-    read_table,
     summary_of,
 )
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.building import extend_index
+from mdir_hf.lineage.index.table import AtlasBase, read_list, read_table
 from tests.loopback.commits import OLD_UPLOAD
 from tests.specimens import gaussian, write_model
 

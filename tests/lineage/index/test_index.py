@@ -138,7 +138,7 @@ def test_saving_creates_folders_and_overwrites(index, tmp_path):
     index.save(place)
     BaseIndex(WORDS, index.bases[:2]).save(place)
     assert len(BaseIndex.load(place)) == 2
-    with pytest.raises(InputError, match="cannot write the index: "):
+    with pytest.raises(InputError, match="cannot write there: "):
         index.save(place / "below-a-file")
 
 

@@ -354,8 +354,13 @@ def test_the_card_compares_declared_and_measured_lineage(relatives, verdict, dec
 
 def test_a_model_compared_with_itself_has_one_declaration(relatives):
     same = replace(relatives, candidate=relatives.reference, settled_by=SettledBy.IDENTICAL_FILES)
-    lineage = DeclaredLineage(same.reference.repo, None, (), None, "README.md", None, (), False)
-    assert declared_lineage_html(same, (lineage, lineage)).count("declares no base model") == 1
+    lineage = DeclaredLineage(same.reference.repo, None, ("owner/other",), None, "README.md", None, (), False)
+    assert declared_lineage_html(same, (lineage, lineage)).count("declares") == 1
+
+
+def test_cards_that_declare_nothing_are_one_sentence(relatives):
+    nothing = DeclaredLineage("demo/base", None, (), None, "README.md", None, (), False)
+    assert declared_lineage_html(relatives, (nothing, nothing)).count("<li>") == 1
 
 
 def test_unreadable_cards_are_not_mentioned(relatives):

@@ -29,7 +29,7 @@ from benchmarks.zoo import run as zoo
 BENCHMARKS: tuple[Benchmark, ...] = (
     *(zoo.ZOO_MODELS, zoo.ZOO_PAIRS, zoo.ZOO_PEERS),
     *(judging.REAL_MODELS, judging.REAL_PAIRS, judging.AT_LAYERS, peers.REAL_PEERS),
-    *(methods.REAL_METHODS, forgery.REAL_FORGERY, judge.FRAMING, plain.PLAIN_MDIR),
+    *(methods.REAL_METHODS, forgery.REAL_FORGERY, judge.FRAMING, plain.PLAIN_MDIR, alignment.ALIGNMENT),
     *(neuron_null.NEURON_NULL, cost_growth.COST_GROWTH, reliability.RELIABILITY, power.POWER),
     *(survey_scale.SURVEY_SCALE, survey_scale.SURVEY_DISGUISES, space_visitors.SPACE_VISITORS),
     *(noise_real.NOISE_REAL, changed_tokenizer.CHANGED_TOKENIZER, ablation.ABLATION, layer_maps.LAYER_MAPS),
@@ -37,7 +37,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
 )
 
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], None]]] = {
-    "alignment": ("alignment of hidden copies of a real model", lambda _: alignment.print_alignments()),
     "coverage": ("roles of every causal model of transformers; writes its page", coverage.cover_all),
     "evidence": ("docs/evidence.md and its pages, from the results", lambda _: write_evidence()),
     "moment-bound": ("the moment inequality behind p, in exact fractions", lambda _: moment_bound.print_counts()),

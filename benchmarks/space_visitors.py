@@ -28,7 +28,6 @@ from typing import Any
 import httpx
 
 from benchmarks.runner import Benchmark, Case, Row
-from mdir_space.jobs.results import MAX_RESULTS
 from tests.loopback.faults import Fault
 from tests.loopback.hub import FullHub
 from tests.loopback.limits import RateLimits
@@ -36,6 +35,8 @@ from tests.space.models import BASE, MEDIUM, MEDIUM_STRANGER, RELATED, add_model
 from tests.space.servers import running_command
 
 N_VISITORS = 60
+N_STORED = 128
+"""Number of results that a Space keeps, ``MAX_RESULTS`` in ``mdir_space.jobs.results``."""
 GIVES_UP_S = 300.0
 PAUSE_S = 3.0
 """Pause of a visitor between two actions, on average."""
@@ -236,7 +237,7 @@ def measure(n_rounds: int, seconds: float) -> Row:
             visitors = Visitors(server.url)
             with visitors.client("9.9.9.8") as client:
                 page(client, BASE, RELATED, 1e-10)  # from now on, its answer and figures are stored
-                for _ in range(MAX_RESULTS):
+                for _ in range(N_STORED):
                     visitors.ask_new(client)
                 page(client, BASE, RELATED, 1e-10)
             hub.faults.append(Fault("slow", origin="cdn", path="medium", times=None, delay_s=SLOW_READ_S))

@@ -16,7 +16,7 @@ MARK = re.compile(r"<!--=([\w.-]+)-->(.*?)<!--/-->", re.DOTALL)
 
 QUANTITY = re.compile(
     r"(?<![\w.^/-])\d[\d,]*(?:\.\d+)?\s?(?:MB|GB|kB|ms|s\b|seconds|minutes|hours?)"
-    r"|(?<![\w.^/-])\d[\d,]* of (?:the )?\d[\d,]*"
+    r"|(?<![\w.^/-])\d[\d,]* of (?:the )?\d+(?:,\d{3})*"
 )
 """Sizes, times and counts out of a number, as measurements are written."""
 
@@ -70,6 +70,7 @@ def measured_values(results: Results) -> dict[str, str]:
         values[f"{name}.related"] = str(len(related))
         values[f"{name}.found"] = str(sum(row["verdict"] == "homologous" for row in related))
         values[f"{name}.strangers"] = str(len(rows) - len(related))
+    values |= _of_alignment(results["real-alignment"])
     return values | _of_plain(results["plain-mdir"]) | _of_surveys(results) | _of_visitors(results["space-visitors"])
 
 
@@ -91,6 +92,18 @@ def _of_plain(rows: list[Row]) -> dict[str, str]:
     values["plain.real.bytes"] = f"{statistics.median(row['bytes_of_weights'] for row in real) / 1e6:,.0f} MB"
     values["plain.real.ours-bytes"] = f"{statistics.median(ours) / 1e6:,.0f} MB"
     return values
+
+
+def _of_alignment(rows: list[Row]) -> dict[str, str]:
+    hidden = next(row for row in rows if row["copy"] == "hidden")
+    return {
+        "align.layers": "{} of {} layers".format(*hidden["layers"]),
+        "align.residuals": f"{hidden['residual_of_embeddings']:.2g}, {hidden['worst_residual']:.2g}",
+        "align.explained": "{:.3f} to {:.6f}".format(*hidden["explained"]),
+        "align.logits": f"{hidden['logits_of_aligned']:.2%}",
+        "align.logits-of-copy": f"{hidden['logits_of_copy']:.2%}",
+        "align.seconds": f"{hidden['cpu_s']:.0f} s",
+    }
 
 
 def _of_surveys(results: Results) -> dict[str, str]:

@@ -1,23 +1,21 @@
-"""Align hidden copies of a real model with it, and print residuals, shares, logits and seconds in Markdown."""
+"""Align hidden copies of a real model with it, and measure residuals, shares, logits and seconds."""
 
 from __future__ import annotations
 
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from benchmarks.real.workshop import SMALL, Model, built
-from benchmarks.runner import table
+from benchmarks.runner import Benchmark, Case, Row
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.reconstruction.reconstruct import fit_reconstruction
 from mdir_hf.reconstruction.write import write_model
 
 COPIES = ("hidden", "rescaled", "signed")
-HEADER = (
-    "copy | stream | residual of the embeddings | largest residual of a projection | matrices explained | logits | s"
-)
 
 
 def logits(folder: Path) -> torch.Tensor:
@@ -31,29 +29,33 @@ def logits(folder: Path) -> torch.Tensor:
     return values
 
 
-def aligned_row(base: Path, copy: Path) -> list[str]:
-    """Align one copy, and return its row of the table."""
+def aligned_row(name: str) -> Row:
+    """Align one copy."""
+    base, copy = built(Model(SMALL)), built(Model(SMALL, name))
     reference, candidate = (NamedModel(str(folder)).open(Reading()) for folder in (base, copy))
     began = time.process_time()
     reconstruction = fit_reconstruction(reference, candidate)
     seconds = time.process_time() - began
     with tempfile.TemporaryDirectory() as place:
         written = write_model(candidate, reconstruction, Path(place) / "aligned", reference=reference)
-        before, after = logits(copy), logits(Path(place) / "aligned")
+        of_base, of_copy, aligned = (logits(folder) for folder in (base, copy, Path(place) / "aligned"))
     shares = [each.share for each in written.explained if each.share is not None and "norm" not in each.name]
-    worst = max(value for layer in reconstruction.layers for value in layer.residuals.values())
-    return [
-        copy.name,
-        reconstruction.stream.outer.kind,
-        f"{reconstruction.stream.residual:.2g}",
-        f"{worst:.2g}",
-        f"{min(shares):.4f} to {max(shares):.6f}",
-        f"{float((after - before).norm() / before.norm()):.2g}",
-        f"{seconds:.0f}",
-    ]
+    return {
+        "copy": name,
+        "stream": reconstruction.stream.outer.kind,
+        "layers": [sum(layer.reference is not None for layer in reconstruction.layers), len(reconstruction.layers)],
+        "residual_of_embeddings": reconstruction.stream.residual,
+        "worst_residual": max(value for layer in reconstruction.layers for value in layer.residuals.values()),
+        "explained": [min(shares), max(shares)],
+        "logits_of_copy": float((of_copy - of_base).norm() / of_base.norm()),
+        "logits_of_aligned": float((aligned - of_copy).norm() / of_copy.norm()),
+        "cpu_s": round(seconds, 1),
+    }
 
 
-def print_alignments() -> None:
-    """Print the table."""
-    base = built(Model(SMALL))
-    print(table(HEADER, [aligned_row(base, built(Model(SMALL, name))) for name in COPIES]))
+ALIGNMENT = Benchmark(
+    "real-alignment",
+    "hidden copies of a real model, aligned with it",
+    ("copy",),
+    lambda: (Case((name,), partial(aligned_row, name)) for name in COPIES),
+)

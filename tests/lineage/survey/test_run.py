@@ -202,10 +202,16 @@ def test_parts_from_one_sample_are_joined_and_compared(population, expected_grou
             report = run_survey(part, state)
         assert report.readable() == names[at::3] and not report.is_complete
         folders.append(tmp_path / f"part-{at}")
+    with open_folder(whole, tmp_path / "whole") as state:
+        state.take_over(SurveyFolder(tmp_path / "sample"))
+        at_once = run_survey(whole, state)
     shutil.rmtree(tmp_path / "models")  # no model is read again
     joined = survey(names, n_tokens=512, folder=tmp_path / "joined", earlier=folders, progress=False)
     assert groups(joined) == expected_groups and joined.is_complete and len(joined.pairs) == 15
     assert SurveyFolder(tmp_path / "joined").all_rows().keys() == set(names)
+    for pair, result in at_once.pairs.items():
+        of_parts = joined.pairs.get(pair) or joined.pairs[pair[::-1]]
+        assert (of_parts.verdict, of_parts.log10_p) == (result.verdict, result.log10_p)
 
 
 def test_parts_of_other_samples_or_lists_are_refused(population, tmp_path):

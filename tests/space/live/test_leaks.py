@@ -1,4 +1,4 @@
-"""What visitors leave on the server is dropped, whether they wait for their answers or not."""
+"""Visitors leave no object on the server, whether they wait for their answers or not."""
 
 import sys
 import time

@@ -88,17 +88,6 @@ def test_our_columns_of_tables_1_and_2_match_the_results(method: str) -> None:
     assert [row[2], row[4], row[6], row[8]] == [metrics[2], metrics[5], *here]
 
 
-def test_the_page_says_what_plain_mdir_finds() -> None:
-    text = (PAGES / "mdir-as-printed.md").read_text("utf-8")
-    page = " ".join(PAGE.split())
-    zoo = cells_of(text, "The zoo", "found as printed")
-    real = cells_of(text, "Real models and models made from them", "found as printed")
-    assert f"finds {zoo[3]} of {zoo[1]} related pairs of small models, and MDIR as printed {zoo[2]}" in page
-    assert f"finds {real[2]} of {real[1]} related pairs" in page
-    framed = cells_of(text, "Framed strangers, and soups (related), each with its victim", "found as printed")
-    assert f"[{sum(int(row[at]) for row in (zoo, real, framed) for at in (1, 4)):,} pairs]" in page
-
-
 def test_every_table_and_figure_has_a_command_and_a_time() -> None:
     section = PAGE.split("## Commands and times", 1)[1].split("\n## ", 1)[0]
     lines = [line for line in section.splitlines() if re.match(r"\|.*`(python|make) ", line)]

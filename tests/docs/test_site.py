@@ -180,18 +180,6 @@ def test_lists_get_the_blank_line_that_they_need_and_code_stays():
     assert without_roles("see :class:`~a.b.C` and :func:`d`") == "see ``C`` and ``d``"
 
 
-def test_the_readme_counts_the_real_pairs_as_the_evidence_does():
-    readme = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
-    evidence = (DOCS / "evidence.md").read_text(encoding="utf-8")
-    related, strangers = re.search(
-        r"(\d+) related pairs and (\d+) pairs of strangers have been judged", evidence
-    ).groups()
-    of_kinds = re.findall(r"^- [a-z ]+: (\d+) of (\d+) homologous$", evidence, re.MULTILINE)
-    assert sum(int(n) for _, n in of_kinds) == int(related)
-    n_homologous = sum(int(n) for n, _ in of_kinds)
-    assert f"{n_homologous} of {related} relatives" in readme and f"none of {strangers} pairs of strangers" in readme
-
-
 def test_the_site_loads_nothing_from_elsewhere():
     config = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
     assert "http" not in config and "font: false" in config

@@ -17,6 +17,7 @@ from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
 from mdir_hf.model.files.choosing import described, files_beside
 from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.inventory import PartKind
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Layer, Role, StoredWeight
@@ -210,7 +211,7 @@ def _inspected(model: Model, watch: Watch, all_headers: bool | None) -> Inspecti
         tied=anatomy.tied,
         vocabulary=vocabulary,
         layer_groups=_groups(anatomy.layers),
-        unplaced=anatomy.unplaced,
+        unplaced=_without_role(model, has_headers=wants_headers),
         inventory=_inventory(model, has_headers=wants_headers),
         notes=tuple(notes),
         reads=_reads(model, has_headers=wants_headers),
@@ -236,6 +237,13 @@ def _inventory(model: Model, *, has_headers: bool) -> tuple[PartSummary, ...]:
         )
         for part in inventory.parts
     )
+
+
+def _without_role(model: Model, *, has_headers: bool) -> tuple[str, ...]:
+    """Return tensors of the layers without a role, except those in a part of their own, such as cross-attention."""
+    inventory = model.inventory if has_headers else model.known_inventory()
+    placed_names = {name for part in inventory.parts if part.kind is PartKind.AUXILIARY for name in part.tensors}
+    return tuple(name for name in model.anatomy.unplaced if name not in placed_names)
 
 
 def _vocabulary(model: Model, notes: list[str]) -> VocabularySummary | None:
@@ -412,10 +420,11 @@ def _part_text(part: PartSummary) -> str:
     size = "size unknown (--all-headers reads it)" if part.bytes is None else n_bytes_text(part.bytes)
     layers = f", {_counted(len(part.layers), 'layer')}" if part.layers else ""
     how = {"names": "", "class": ", by its class", "shapes": ", by shapes"}.get(part.decided_by, "")
-    reason = "" if part.reason is None or part.reason in part.part else f" ({part.reason})"
+    is_unplaced = part.kind == PartKind.UNPLACED.value and part.reason is not None
+    name = f"{part.part.partition(': ')[0]}: {part.reason}" if is_unplaced else part.part
     loaded = {True: "", False: "; not loaded by this model", None: "; unknown whether this model loads it"}
-    use = "" if part.kind == "unplaced" else loaded[part.is_loaded]
-    return f"{part.part}{reason}{layers}: {_counted(part.tensors, 'tensor')}, {size}{how}{use}"
+    use = "" if is_unplaced else loaded[part.is_loaded]
+    return f"{name}{layers}: {_counted(part.tensors, 'tensor')}, {size}{how}{use}"
 
 
 def _reads_text(reads: ReadEstimate) -> str:

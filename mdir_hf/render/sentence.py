@@ -82,13 +82,14 @@ def _beside_the_main_stacks(report: HomologyReport) -> list[StackPair]:
 
 
 def _nothing_found(report: HomologyReport, pair: str) -> str:
-    if _beside_the_main_stacks(report):
-        return f"{NOTHING_FOUND} between the language models of {pair}."
     are_layers_excluded = report.neurons is not None or (
         report.excludes is not None and report.excludes.keys is not None
     )
-    if not are_layers_excluded and report.matrices and not report.parts:
+    has_related_parts = bool(_beside_the_main_stacks(report))
+    if not are_layers_excluded and report.matrices and (has_related_parts or not report.parts):
         return f"{NOTHING_FOUND} between the {next(iter(report.matrices))}s of {pair}."
+    if has_related_parts:
+        return f"{NOTHING_FOUND} between the language models of {pair}."
     sides = () if report.coverage is None else (report.coverage.reference, report.coverage.candidate)
     if all(not_compared_text(side) is None for side in sides):
         return f"{NOTHING_FOUND} between {pair}."

@@ -72,6 +72,7 @@ def resolve_by_shape(
         unplaced=tuple(sorted(matrices - placed_names)),
         notes=("its tensors have unknown names; shapes decided which is which", *notes),
         prefixes=() if stack is None else stack.prefixes,
+        why_main="the largest stack of layers with equal shapes",
         decided_by="shapes",
         channel_numbers=sizes.channel_numbers,
     )

@@ -18,7 +18,7 @@ from mdir_hf.model.files.adapters.config import (
     has_adapter,
     read_adapter_config,
 )
-from mdir_hf.model.files.adapters.placing import Placement
+from mdir_hf.model.files.adapters.placing import HEAD, Placement
 from mdir_hf.model.files.adapters.row_changes import RowChange
 from mdir_hf.model.files.decode import check_finite
 from mdir_hf.model.files.ranged import IntArray, check_rows
@@ -96,7 +96,7 @@ class AdaptedSource:
 
     def names(self) -> tuple[str, ...]:
         """Return the sorted names of all tensors."""
-        return tuple(sorted({*self._base.names(), *self._replaced}))
+        return tuple(sorted({*self._base.names(), *self._replaced, *([HEAD] if self._placed.head else [])}))
 
     def spec(self, name: str) -> TensorSpec:
         """Return a tensor's spec."""
@@ -110,7 +110,9 @@ class AdaptedSource:
     def contents(self) -> Iterator[StoredTensor]:
         """Yield every tensor, with adapter tensors assigned to the weights that they change."""
         for tensor in self._base.contents() if isinstance(self._base, ListsContents) else ():
-            if tensor.weight in self._replaced:
+            if tensor.weight == self._placed.head:
+                yield replace(tensor, weight=HEAD)
+            elif tensor.weight in self._replaced:
                 yield replace(tensor, reason=tensor.reason or "the adapter replaces it")
             else:
                 yield replace(tensor, reason=tensor.reason or self._blocked.get(tensor.weight))
@@ -156,6 +158,8 @@ class AdaptedSource:
 
     def _origin(self, name: str) -> tuple[TensorSource, str]:
         stored = self._replaced.get(name)
+        if name == HEAD and self._placed.head is not None:
+            return self._base, self._placed.head
         return (self._base, name) if stored is None else (self._adapter, stored)
 
     def _unchanged_spec(self, name: str) -> TensorSpec:

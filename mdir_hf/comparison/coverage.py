@@ -13,7 +13,7 @@ from mdir_hf.comparison.stacks import name_of_experts
 from mdir_hf.errors import MdirError
 from mdir_hf.model.comparable import Comparable
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
-from mdir_hf.model.inventory.records import LANGUAGE
+from mdir_hf.model.inventory.records import BEYOND, EXTRA_EXPERTS, LANGUAGE
 from mdir_hf.model.roles import Layer, Role, part_shape
 from mdir_hf.report import HomologyReport, MatrixResult, ModuleRole, Outcome, SettledBy, Verdict
 from mdir_hf.report.parts import Coverage, ExpertOrigin, PartCoverage, StackPair, Treatment
@@ -312,7 +312,11 @@ def is_loaded(part: ModelPart, loaded: Mapping[str, bool | None]) -> bool | None
     """Return whether a model loads a part; ``loaded`` says so of the stacks beside the main one."""
     if part.kind is PartKind.UNPLACED:
         return None
-    return loaded.get(part.name, loaded.get(part.owner or "", True))
+    name = part.owner if part.owner and part.name not in loaded else part.name
+    if name in (BEYOND, EXTRA_EXPERTS):
+        return False
+    is_other_stack = part.kind is PartKind.STACK and part.name != LANGUAGE
+    return loaded.get(name, None if is_other_stack else True)
 
 
 def _is_match(part: ModelPart, treatment: Treatment, reads: ReadOfModel) -> bool | None:

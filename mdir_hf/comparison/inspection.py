@@ -242,7 +242,8 @@ def _inventory(model: Model, *, has_headers: bool) -> tuple[PartSummary, ...]:
 def _without_role(model: Model, *, has_headers: bool) -> tuple[str, ...]:
     """Return tensors of the layers without a role, except those in a part of their own, such as cross-attention."""
     inventory = model.inventory if has_headers else model.known_inventory()
-    placed_names = {name for part in inventory.parts if part.kind is PartKind.AUXILIARY for name in part.tensors}
+    parts = [part for part in inventory.parts if part.kind in (PartKind.AUXILIARY, PartKind.STACK)]
+    placed_names = {name for part in parts for name in part.tensors}
     return tuple(name for name in model.anatomy.unplaced if name not in placed_names)
 
 

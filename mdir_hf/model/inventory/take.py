@@ -178,7 +178,7 @@ def may_have_other_stacks(names: Iterable[str], anatomy: Anatomy) -> bool:
 
     def is_in_layer(name: str) -> bool:
         split = split_at_layer(name)
-        if split is None or split[0] not in anatomy.prefixes or _is_expert(split[2]):
+        if split is None or split[0] not in anatomy.prefixes or "expert" in split[2]:
             return False
         return _layer_name(anatomy, *split[:2]) in layers
 
@@ -233,6 +233,11 @@ class _Weights:
         layers = frozenset(layer.name for layer in anatomy.layers)
         return cls(anatomy, plain, roles, labels, roots, lists, layers, n_predicted)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer of the model has experts."""
+        return any(layer.experts or layer.shared_experts for layer in self.anatomy.layers)
+
     def place(self, tensor: StoredTensor) -> tuple[ModelPart, str | None]:
         key, layer = self._place_weight(tensor)
         if tensor.belongs_to_other:
@@ -280,7 +285,7 @@ class _Weights:
                 label = LAST_LAYERS if is_predicted else BEYOND
             elif _is_vector(tensor):
                 return _vectors(LANGUAGE), layer
-            elif _is_expert(suffix):
+            elif _is_expert(suffix) or (not self.has_experts and "shared_expert" in suffix):
                 label = EXTRA_EXPERTS
             elif (purpose := auxiliary_label(suffix)) is not None:
                 return ModelPart(f"{purpose} of the {LANGUAGE}", PartKind.AUXILIARY, LANGUAGE), layer

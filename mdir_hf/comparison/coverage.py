@@ -364,8 +364,12 @@ def _treated(part: ModelPart, reads: ReadOfModel) -> Treated:
         return _experts(reads)
     n_pairs = reads.other_stacks.get(part.name, 0)
     if n_pairs:
-        return Treatment.SAMPLED, f"some neurons of a few layers, against {n_pairs} stack{'' if n_pairs == 1 else 's'}"
+        return Treatment.SAMPLED, _against_stacks(n_pairs)
     return Treatment.NOT_COMPARED, OTHER_STACK
+
+
+def _against_stacks(n_stacks: int) -> str:
+    return f"some neurons of a few layers, against {n_stacks} stack{'' if n_stacks == 1 else 's'}"
 
 
 def _table(part: ModelPart, reads: ReadOfModel) -> Treated:
@@ -390,6 +394,8 @@ def _language(reads: ReadOfModel) -> Treated:
         sampled.append(f"rows of {', '.join(reads.rows_of)} of {len(reads.row_layers)} of {n} layers")
     if reads.whole_layers:
         sampled.append(f"all of {', '.join(reads.whole_roles)} of {len(reads.whole_layers)} of {n} layers")
+    if not sampled and LANGUAGE in reads.other_stacks:
+        sampled.append(_against_stacks(reads.other_stacks[LANGUAGE]))
     if sampled:
         return Treatment.SAMPLED, "; ".join(sampled)
     return Treatment.NOT_COMPARED, "another part settled it first, or its layers cannot be compared"

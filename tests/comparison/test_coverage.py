@@ -136,6 +136,15 @@ def test_a_copy_of_one_layer_is_no_match_of_the_whole_model():
     assert divided == [(True, 150), (None, 450)]
 
 
+@pytest.mark.parametrize("is_match", [True, False])
+def test_a_main_stack_that_was_compared_with_a_tower_alone_was_compared(is_match):
+    """A vision model against a model that contains it."""
+    names = ["language model"] if is_match else []
+    read = ReadOfModel(4, other_stacks={"language model": 1}, matching_parts=frozenset(names))
+    (language,) = [entry for entry in ledger_of(INVENTORY, read) if entry.part == "language model"]
+    assert (language.treatment, language.is_match) == (Treatment.SAMPLED, is_match)
+
+
 def test_the_line_counts_scales_with_the_weights_that_are_read_through_them():
     read = ReadOfModel(4, neuron_layers=frozenset({0}), matching_parts=frozenset({"language model"}))
     scales = part("storage of the language model", PartKind.STORAGE, 200, owner="language model")

@@ -23,7 +23,7 @@ MOST_RUNS = 6
 
 _INCONCLUSIVE = {
     Reason.SAMPLE_CHOSEN: "{pair} agree, but in a sample that a given seed selected.",
-    Reason.EMBEDDINGS_ONLY: "{pair} share their embeddings; {neurons}.",
+    Reason.EMBEDDINGS_ONLY: "{pair} share their {tables}; {neurons}.",
     Reason.ATTENTION_ONLY: "Attention heads of {pair} are alike; {neurons}.",
     Reason.LOADING_UNKNOWN: "{pair} share weights in a part that may not be loaded.",
     Reason.WEIGHTS_UNREADABLE: "Too few weights of {pair} could be compared.",
@@ -40,7 +40,8 @@ def sentence_of(report: HomologyReport) -> str:
             "Whether {pair} share weights could not be told." if report.reason is None else _INCONCLUSIVE[report.reason]
         )
         neurons = "no neurons were compared" if report.neurons is None else "no neurons match"
-        return text.format(pair=pair, neurons=neurons)
+        shared = (f"{name}s" for name, matrix in report.matrices.items() if matrix.is_significant or matrix.is_copied)
+        return text.format(pair=pair, neurons=neurons, tables=next(shared, "embeddings"))
     if report.verdict is Verdict.NO_EVIDENCE:
         return _nothing_found(report, pair)
     if report.settled_by is SettledBy.IDENTICAL_FILES:

@@ -95,7 +95,7 @@ def check_quantised(model: Model, base_name: str, base: Model, others: Mapping[s
         return RelationTest(RelationOutcome.CONTRADICTED, why)
     most_lost = max(sampled, key=lambda entries: entries.lost)
     if most_lost.lost > MOST_LOST:
-        why = f"{measured}, but those of {most_lost.place} are not those of {base_name} under any code"
+        why = f"{measured}, but no code makes the values of {most_lost.place} from those in {base_name}"
         return RelationTest(RelationOutcome.CONTRADICTED, why)
     if difference <= WITHIN:
         size = np.sqrt(np.mean([entries.size for entries in sampled]))

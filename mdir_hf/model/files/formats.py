@@ -31,7 +31,14 @@ from mdir_hf.model.files.adapters.factors import NamedFactors
 from mdir_hf.model.files.choosing import are_numbered, choose_by_headers, open_pytorch_model, refuse_without_model
 from mdir_hf.model.files.gguf import GgufSource, open_gguf, open_named_gguf
 from mdir_hf.model.files.index import parse_index, shard_named, slices_beside, slices_refused
-from mdir_hf.model.files.kinds import FactorPair, LazyShapes, factor_pairs, of_factors, told_by_names
+from mdir_hf.model.files.kinds import (
+    FactorPair,
+    LazyShapes,
+    factor_pairs,
+    of_factors,
+    placeholders_among,
+    told_by_names,
+)
 from mdir_hf.model.files.onnx import OnnxWeights, open_onnx
 from mdir_hf.model.files.pytorch import PYTORCH_SUFFIXES, PytorchSource
 from mdir_hf.model.files.quantization import DequantizedSource
@@ -193,11 +200,17 @@ def _factors_alone(source: ShardedTensors) -> dict[str, FactorPair]:
 def _refuse_without_weights(source: ShardedTensors) -> None:
     told = None
     with suppress(MdirError):  # errors are raised when the weights are read
-        told = told_by_names(source.names()) if len(source.paths) == 1 else None
+        told = told_by_names(source.names()) or placeholders_among(source) if len(source.paths) == 1 else None
     if told is not None:
-        kind, contents = told
-        advice = "merge them, and compare the result" if kind == "adapter" else "name the file that holds the weights"
-        raise UnsupportedFormatError(f"{source.paths[0]} holds only {contents}; {advice}")
+        raise UnsupportedFormatError(f"{source.paths[0]} holds only {told[1]}; {_INSTEAD[told[0]]}")
+
+
+_INSTEAD = {
+    "adapter": "merge them, and compare the result",
+    "optimizer": "name the file that holds the weights",
+    **dict.fromkeys(("placeholders", "other"), "save the whole state dict on one rank, and compare that"),
+}
+"""The next step if a file holds something else than a model, by its kind."""
 
 
 def _open_factors(

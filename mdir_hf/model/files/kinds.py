@@ -21,6 +21,12 @@ Shape = tuple[int, ...]
 MOST_RANK = 2048
 """Largest rank of an adapter's factors."""
 
+MOST_PROBED = 64
+"""Number of tensors whose shapes tell whether a file holds only placeholders."""
+
+MOST_BYTES_OF_EMPTY = 2048
+"""Largest number of bytes per tensor of a file that may hold only placeholders."""
+
 _OPTIMIZER = re.compile(
     r"(?:.*\.)?(?:exp_avg|exp_avg_sq|step|max_exp_avg_sq|momentum_buffer|square_avg|fp32_flat_groups|"
     r"single_partition_of_fp32_groups|base_optimizer_state)(?:\..*)?|(?:optim|lr_schedul)[^.]*\..*",
@@ -165,9 +171,8 @@ def contents_of(source: Checkpoint, path: str) -> FileContents:
     pairs = factor_pairs(shapes)
     if pairs:
         return FileContents(path, "adapter", of_factors(pairs), shapes)
-    n_empty = sum(0 in shape for shape in shapes.values())
-    if n_empty > len(shapes) // 2:
-        return FileContents(path, "placeholders", "empty placeholders, as DeepSpeed's ZeRO stage 3 leaves", shapes)
+    if (told := placeholders_among(source)) is not None:
+        return FileContents(path, *told, shapes)
     matrices = [name for name, shape in shapes.items() if len(shape) >= 2]
     if matrices:
         return FileContents(path, "model", _of_weights(shapes), shapes)
@@ -178,10 +183,22 @@ def told_by_names(names: Collection[str]) -> tuple[FileKind, str] | None:
     """Return the kind and the contents of a file whose tensor names alone show that it holds no model."""
     if names and all(_CHANGES.fullmatch(name) for name in names):
         return "adapter", "an adapter's changes to a base model"
+    if names and all(name.rpartition(".")[2] == "flat_param" for name in names):
+        return "other", "flat vectors of FSDP, and only its program knows which weights they hold"
     states = [name for name in names if _OPTIMIZER.fullmatch(name) or name.endswith(_MOMENTS)]
     if 2 * len(states) > len(names) and not {name.rpartition(".")[0] for name in states} & set(names):
         return "optimizer", "the state of an optimizer"
     return None
+
+
+def placeholders_among(source: Checkpoint) -> tuple[FileKind, str] | None:
+    """Return the kind and the contents of a file if most of its first tensors are empty."""
+    names = source.names()[:MOST_PROBED]
+    if source.n_bytes > MOST_BYTES_OF_EMPTY * len(source.names()):
+        return None  # spares reads of archives in which each tensor has a header of its own
+    if 2 * sum(0 in source.spec(name).shape for name in names) <= len(names):
+        return None
+    return "placeholders", "empty placeholders, as DeepSpeed's ZeRO stage 3 leaves"
 
 
 def _of_weights(names: Collection[str]) -> str:

@@ -77,6 +77,19 @@ def test_an_optimizer_in_a_weight_file_is_not_read_as_a_model(moments):
     assert open_checkpoint(MemoryTree(files)).paths == ("weights.safetensors",)
 
 
+@pytest.mark.parametrize(
+    ("tensors", "contents"),
+    [
+        ({f"layers.{i}.flat_param": torch.zeros(99) for i in range(2)}, "flat vectors of FSDP"),
+        (dict.fromkeys(model(), torch.zeros(0)), "empty placeholders, as DeepSpeed's ZeRO stage 3 leaves"),
+    ],
+    ids=["flat", "empty"],
+)
+def test_a_file_that_needs_other_ranks_is_not_read_as_a_model(tensors, contents):
+    with pytest.raises(UnsupportedFormatError, match=f"holds only {contents}.*; save the whole state dict on one rank"):
+        open_checkpoint(MemoryTree({"pytorch_model.bin": saved(tensors)}))
+
+
 def test_averaged_weights_beside_a_state_dict_are_mentioned():
     files = {"last.ckpt": saved({"model": model(), "ema": model(), **OPTIMIZER, "epoch": 3})}
     source = open_checkpoint(MemoryTree(files))

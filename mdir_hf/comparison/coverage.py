@@ -17,6 +17,7 @@ from mdir_hf.model.inventory.records import BEYOND, EXTRA_EXPERTS, LANGUAGE
 from mdir_hf.model.roles import Layer, Role, part_shape
 from mdir_hf.report import HomologyReport, MatrixResult, ModuleRole, Outcome, SettledBy, Verdict
 from mdir_hf.report.parts import Coverage, ExpertOrigin, PartCoverage, StackPair, Treatment
+from mdir_hf.report.words import counted
 from mdir_hf.thresholds import MOST_EXPERT_PAIRS
 
 Treated = tuple[Treatment, str | None]
@@ -369,7 +370,7 @@ def _treated(part: ModelPart, reads: ReadOfModel) -> Treated:
 
 
 def _against_stacks(n_stacks: int) -> str:
-    return f"some neurons of a few layers, against {n_stacks} stack{'' if n_stacks == 1 else 's'}"
+    return f"some neurons of a few layers, against {counted(n_stacks, 'stack')}"
 
 
 def _table(part: ModelPart, reads: ReadOfModel) -> Treated:

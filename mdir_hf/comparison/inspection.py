@@ -23,6 +23,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Layer, Role, StoredWeight
 from mdir_hf.names import LONGEST_TEXT, shown_name, visible_text
 from mdir_hf.report import InputOutput, ModelSummary, n_bytes_text
+from mdir_hf.report.words import counted
 
 SCHEMA = "mdir-hf/inspection/1"
 
@@ -336,7 +337,7 @@ def lines_of(inspection: Inspection) -> Iterator[str]:
     """Yield the lines of an inspection's text form."""
     model = inspection.model
     at = "" if model.commit is None else f"@{model.commit[:7]}"
-    layers = f", {_counted(model.layers, 'layer')}" if model.layers else ""
+    layers = f", {counted(model.layers, 'layer')}" if model.layers else ""
     heads = (
         "" if inspection.heads is None else f", {inspection.heads[0]} heads ({inspection.heads[1]} for keys and values)"
     )
@@ -345,7 +346,7 @@ def lines_of(inspection: Inspection) -> Iterator[str]:
     if model.read_as:
         yield _line("read as", model.read_as)
     quantization = "" if inspection.quantization is None else f", {inspection.quantization}"
-    files = f"{_counted(inspection.files, 'file')}, " if inspection.files else ""
+    files = f"{counted(inspection.files, 'file')}, " if inspection.files else ""
     size = n_bytes_text(inspection.bytes_of_weights)
     yield _line("weights", f"{inspection.format}{quantization}: {files}{size}, {inspection.tensors} tensors")
     yield _line("embedding", "none found" if inspection.embedding is None else _tensor_text(inspection.embedding))
@@ -368,7 +369,7 @@ def lines_of(inspection: Inspection) -> Iterator[str]:
         n_more = len(inspection.unplaced) - MOST_NAMES
         names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in inspection.unplaced[:MOST_NAMES])
         name_list = names + (f" and {n_more} more" if n_more > 0 else "")
-        yield _line("no role", f"{_counted(len(inspection.unplaced), 'tensor')} of the layers: {name_list}")
+        yield _line("no role", f"{counted(len(inspection.unplaced), 'tensor')} of the layers: {name_list}")
     for part in inspection.inventory:
         yield _line("part", _part_text(part))
     yield _line("reads", _reads_text(inspection.reads))
@@ -377,10 +378,6 @@ def lines_of(inspection: Inspection) -> Iterator[str]:
     io = inspection.io
     requests = f" in {io.requests} requests" if io.requests else ""
     yield _line("read now", f"{n_bytes_text(io.bytes_read)}{requests}")
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def _line(name: str, text: str) -> str:
@@ -419,13 +416,13 @@ def _group_text(group: LayerGroup) -> str:
 
 def _part_text(part: PartSummary) -> str:
     size = "size unknown (--all-headers reads it)" if part.bytes is None else n_bytes_text(part.bytes)
-    layers = f", {_counted(len(part.layers), 'layer')}" if part.layers else ""
+    layers = f", {counted(len(part.layers), 'layer')}" if part.layers else ""
     how = {"names": "", "class": ", by its class", "shapes": ", by shapes"}.get(part.decided_by, "")
     is_unplaced = part.kind == PartKind.UNPLACED.value and part.reason is not None
     name = f"{part.part.partition(': ')[0]}: {part.reason}" if is_unplaced else part.part
     loaded = {True: "", False: "; not loaded by this model", None: "; unknown whether this model loads it"}
     use = "" if is_unplaced else loaded[part.is_loaded]
-    return f"{name}{layers}: {_counted(part.tensors, 'tensor')}, {size}{how}{use}"
+    return f"{name}{layers}: {counted(part.tensors, 'tensor')}, {size}{how}{use}"
 
 
 def _reads_text(reads: ReadEstimate) -> str:

@@ -27,7 +27,7 @@ from mdir_hf.errors import (
 )
 from mdir_hf.lineage.cards.branches import hub_reference
 from mdir_hf.lineage.cards.verify_lineage import MEASURED, LineageCheck, no_match_text, verify_lineage
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, neurons_of, take_fingerprint
+from mdir_hf.lineage.fingerprints.fingerprint import neurons_of, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.identify import Ancestor, Identification, compared, identify_in_steps, judge_neurons
 from mdir_hf.lineage.part_origins import PartOrigin, origins_of_parts
@@ -248,7 +248,12 @@ def _looked_closer(
                 watch.enter("opening")
                 rows = {base.base.repo: index.fingerprint(base.base) for base in bases.values()}
                 rows[family.model] = take_fingerprint(model.open(reading, ledger), index.tokens, with_neurons=False)
-                rows = _equally_precise(rows)
+                # An index has rows of 16 bits, and rounding alone would keep equal models apart.
+                is_rounded = any(each.rows.dtype is torch.bfloat16 for each in rows.values())
+                rows = {
+                    name: replace(each, rows=each.rows.bfloat16()) if is_rounded else each
+                    for name, each in rows.items()
+                }
                 tree = grow_tree(rows)
                 aligned = align_rows(rows)
                 if len(aligned.names) > 1:
@@ -269,13 +274,6 @@ def _looked_closer(
     except MdirError as exc:
         why = one_line(exc)
     return replace(family, layers=layers, not_mapped=why, tree=tree, apart=apart, mixture=mixture)
-
-
-def _equally_precise(fingerprints: dict[str, Fingerprint]) -> dict[str, Fingerprint]:
-    """Round all rows to bfloat16 if any are, as in an index: otherwise rounding keeps equal models apart."""
-    if all(fingerprint.rows.dtype is not torch.bfloat16 for fingerprint in fingerprints.values()):
-        return fingerprints
-    return {name: replace(each, rows=each.rows.bfloat16()) for name, each in fingerprints.items()}
 
 
 def _mixture_of(aligned: AlignedRows, model: str) -> tuple[tuple[str, ...], LayerShares] | None:

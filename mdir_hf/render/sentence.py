@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mdir_hf.names import shown_name, visible_text, without_common_folder
-from mdir_hf.render.sections import counted
 from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.parts import ExpertName, LayerTable, StackPair
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Reason, SettledBy, Verdict
-from mdir_hf.report.words import NOT_SEARCHED, compared_share, not_compared_text, percent_text, unmatched_text
+from mdir_hf.report.words import NOT_SEARCHED, compared_share, counted, not_compared_text, percent_text, unmatched_text
 
 NAME_LENGTH = 48
 NOTHING_FOUND = "No shared weights were found"

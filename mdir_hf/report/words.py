@@ -151,7 +151,12 @@ def matched_neurons_text(neurons: NeuronNumbers) -> str:
 def neurons_text(neurons: NeuronNumbers) -> str:
     """Say how many tested neurons match, and in how many layers."""
     n_layers = len(neurons.matches)
-    return f"{matched_neurons_text(neurons)}, in {n_layers} layer{'' if n_layers == 1 else 's'}"
+    return f"{matched_neurons_text(neurons)}, in {counted(n_layers, 'layer')}"
+
+
+def counted(n: int, what: str) -> str:
+    """Format a count with its noun, singular or plural."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def range_text(least: str, most: str) -> str:
@@ -229,7 +234,8 @@ def _named_parts(ledger: tuple[PartCoverage, ...], *, is_match: bool | None, lea
             continue
         details = [] if share is None else [percent_text(share)]
         details += ["not loaded by this model"] if entries[0].is_loaded is False else []
-        called = _counted(entries, name) if _reason_of(entries[0]) else name
+        n_tensors = sum(entry.tensors for entry in entries)
+        called = f"{counted(n_tensors, 'tensor')} {name}" if _reason_of(entries[0]) else name
         texts.append(f"{called} ({', '.join(details)})" if details else called)
     return ", ".join(texts)
 
@@ -239,11 +245,6 @@ def _reason_of(entry: PartCoverage) -> str | None:
     if not entry.part.startswith("unplaced"):
         return None
     return "without a known role" if "known role" in entry.part else f"({entry.reason})"
-
-
-def _counted(entries: list[PartCoverage], reason: str) -> str:
-    n_tensors = sum(entry.tensors for entry in entries)
-    return f"{n_tensors} tensor{'' if n_tensors == 1 else 's'} {reason}"
 
 
 def percent_text(share: float) -> str:

@@ -93,8 +93,8 @@ def check_quantised(model: Model, base_name: str, base: Model, others: Mapping[s
     if largest > BEYOND:
         why = f"{measured}, and those of {worst.place} by {largest:.2g}, which no rounding explains"
         return RelationTest(RelationOutcome.CONTRADICTED, why)
-    most_lost = max(sampled, key=lambda entries: entries.lost)
-    if most_lost.lost > MOST_LOST:
+    most_lost = max(sampled, key=lambda entries: entries.rescaled - MOST_LOST * entries.size)
+    if most_lost.rescaled > MOST_LOST * most_lost.size:
         why = f"{measured}, but no code makes the values of {most_lost.place} from those in {base_name}"
         return RelationTest(RelationOutcome.CONTRADICTED, why)
     if difference <= WITHIN:
@@ -114,11 +114,6 @@ class _Entries:
     of_others: Mapping[str, torch.Tensor]
     rescaled: float
     size: float
-
-    @property
-    def lost(self) -> float:
-        """Share of the base's squared values that the best rescaled copy lacks."""
-        return self.rescaled / max(self.size, 1e-30)
 
 
 def _sampled(model: Model, base: Model, others: Mapping[str, Model]) -> Iterator[_Entries]:
@@ -155,14 +150,10 @@ def _sampled(model: Model, base: Model, others: Mapping[str, Model]) -> Iterator
         ]
         squared = [(values - rows_of).square()[is_known] for rows_of in read]
         rescaled = (_rescaled(values, read[0]) - read[0]).square()[is_known]
-        yield _Entries(
-            place=f"layer {place[0]} {place[1]}",
-            steps=steps[is_known],
-            of_base=squared[0],
-            of_others=dict(zip(others, squared[1:], strict=True)),
-            rescaled=float(rescaled.mean()),
-            size=float(read[0].square()[is_known].mean()),
-        )
+        of_others = dict(zip(others, squared[1:], strict=True))
+        size = float(read[0].square()[is_known].mean())
+        name = f"layer {place[0]} {place[1]}"
+        yield _Entries(name, steps[is_known], squared[0], of_others, float(rescaled.mean()), size)
 
 
 def _steps(values: torch.Tensor, quantization: str) -> torch.Tensor | None:

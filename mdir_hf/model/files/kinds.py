@@ -21,9 +21,6 @@ Shape = tuple[int, ...]
 MOST_RANK = 2048
 """Largest rank of an adapter's factors."""
 
-MOST_PROBED = 64
-"""Number of tensors whose shapes tell whether a file holds only placeholders."""
-
 MOST_BYTES_OF_EMPTY = 2048
 """Largest number of bytes per tensor of a file that may hold only placeholders."""
 
@@ -192,9 +189,9 @@ def told_by_names(names: Collection[str]) -> tuple[FileKind, str] | None:
 
 
 def placeholders_among(source: Checkpoint) -> tuple[FileKind, str] | None:
-    """Return the kind and the contents of a file if most of its first tensors are empty."""
-    names = source.names()[:MOST_PROBED]
-    if source.n_bytes > MOST_BYTES_OF_EMPTY * len(source.names()):
+    """Return the kind and the contents of a file if most of its tensors are empty."""
+    names = source.names()
+    if source.n_bytes > MOST_BYTES_OF_EMPTY * len(names):
         return None  # spares reads of archives in which each tensor has a header of its own
     if 2 * sum(0 in source.spec(name).shape for name in names) <= len(names):
         return None

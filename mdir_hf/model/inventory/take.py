@@ -233,11 +233,6 @@ class _Weights:
         layers = frozenset(layer.name for layer in anatomy.layers)
         return cls(anatomy, plain, roles, labels, roots, lists, layers, n_predicted)
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether any layer of the model has experts."""
-        return any(layer.experts or layer.shared_experts for layer in self.anatomy.layers)
-
     def place(self, tensor: StoredTensor) -> tuple[ModelPart, str | None]:
         key, layer = self._place_weight(tensor)
         if tensor.belongs_to_other:
@@ -285,7 +280,7 @@ class _Weights:
                 label = LAST_LAYERS if is_predicted else BEYOND
             elif _is_vector(tensor):
                 return _vectors(LANGUAGE), layer
-            elif _is_expert(suffix) or (not self.has_experts and "shared_expert" in suffix):
+            elif _is_expert(suffix) or ("shared_expert" in suffix and not _has_experts(self.anatomy)):
                 label = EXTRA_EXPERTS
             elif (purpose := auxiliary_label(suffix)) is not None:
                 return ModelPart(f"{purpose} of the {LANGUAGE}", PartKind.AUXILIARY, LANGUAGE), layer
@@ -349,6 +344,10 @@ def _labels(own_prefixes: set[str], prefixes: set[str]) -> tuple[dict[str, str],
 
 def _is_expert(suffix: str) -> bool:
     return any(word in suffix for word in ("experts.", "expert.")) and "shared" not in suffix
+
+
+def _has_experts(anatomy: Anatomy) -> bool:
+    return any(layer.experts or layer.shared_experts for layer in anatomy.layers)
 
 
 def _vectors(owner: str) -> ModelPart:

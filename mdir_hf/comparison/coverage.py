@@ -66,7 +66,7 @@ class ReadOfModel:
     expert_set_layers: frozenset[int] = frozenset()
     other_stacks: Mapping[str, int] = field(default_factory=dict)
     matching_parts: frozenset[str] = frozenset()
-    stack_layers: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    stack_layers: Mapping[str, Collection[int]] = field(default_factory=dict)
     shares: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def share_of(self, part: ModelPart) -> tuple[float, float]:
@@ -230,11 +230,10 @@ def read_of(
         LANGUAGE: _share_of_layers(report, side, layers_of_model, size_of, _mixtures(layers_of_other)),
         EXPERTS: _share_of_experts(report, side, mixtures),
     }
-    stack_layers: dict[str, frozenset[int]] = {}
+    stack_layers: dict[str, set[int]] = defaultdict(set)
     for pair in _related_parts(report, side):
         if pair.experts is None:
-            copied = frozenset(getattr(layer, side) for layer in pair.layers)
-            stack_layers[getattr(pair, side)] = stack_layers.get(getattr(pair, side), frozenset()) | copied
+            stack_layers[getattr(pair, side)] |= {getattr(layer, side) for layer in pair.layers}
     shares = {name: share for name, share in known.items() if share is not None and name not in stack_layers}
     neuron_layers = frozenset(() if neurons is None else getattr(neurons, f"{side}_layers"))
     matching_parts = _matching_parts(report, side, mixtures) - shares.keys()

@@ -249,11 +249,8 @@ def _looked_closer(
                 rows = {base.base.repo: index.fingerprint(base.base) for base in bases.values()}
                 rows[family.model] = take_fingerprint(model.open(reading, ledger), index.tokens, with_neurons=False)
                 # An index has rows of 16 bits, and rounding alone would keep equal models apart.
-                is_rounded = any(each.rows.dtype is torch.bfloat16 for each in rows.values())
-                rows = {
-                    name: replace(each, rows=each.rows.bfloat16()) if is_rounded else each
-                    for name, each in rows.items()
-                }
+                if any(one.rows.dtype is torch.bfloat16 for one in rows.values()):
+                    rows = {name: replace(one, rows=one.rows.bfloat16()) for name, one in rows.items()}
                 tree = grow_tree(rows)
                 aligned = align_rows(rows)
                 if len(aligned.names) > 1:

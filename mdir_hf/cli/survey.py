@@ -17,7 +17,7 @@ from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
 from mdir_hf.errors import InputError, MdirError, one_line
 from mdir_hf.lineage.survey import expect_survey, expect_tokens
 from mdir_hf.names import without_folder
-from mdir_hf.render.sections import counted
+from mdir_hf.report.words import counted
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.survey.folder import SurveyFolder

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mdir_hf.comparison.api import ListenersOptions, ReadingOptions, changed, check_keywords, compare_named, named
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.model.open import NamedModel, Reading
-from mdir_hf.names import unquoted
+from mdir_hf.names import shown_name, unquoted
 from mdir_hf.report import HomologyReport, Reason, Verdict
 from mdir_hf.report.encoding import differences
 
@@ -53,9 +54,12 @@ class ReportCheck:
 
     Attributes:
         differences: The fields that differ, in the order of the report; empty if the report is confirmed.
+        other_names: The report's and the present names of local models whose folders have other names. Their files are
+            not known to be the same.
     """
 
     differences: tuple[FieldDifference, ...]
+    other_names: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_same(self) -> bool:
@@ -64,7 +68,8 @@ class ReportCheck:
 
     def __str__(self) -> str:
         if self.is_same:
-            return THE_SAME
+            renamed = (f"{now}, which the report calls {reported}" for reported, now in self.other_names)
+            return "; of ".join((THE_SAME, *renamed))
         n_fields = len(self.differences)
         lines = [f"{n_fields} field{' differs' if n_fields == 1 else 's differ'} from the report:"]
         lines += [f"  {difference}" for difference in self.differences[:MOST_SHOWN]]
@@ -72,7 +77,11 @@ class ReportCheck:
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as plain dicts and lists."""
-        return {"is_same": self.is_same, "differences": [difference._asdict() for difference in self.differences]}
+        return {
+            "is_same": self.is_same,
+            "differences": [difference._asdict() for difference in self.differences],
+            "other_names": self.other_names,
+        }
 
 
 class CheckOptions(ReadingOptions, ListenersOptions, total=False):
@@ -124,10 +133,14 @@ def check_report(
         repeated_sample_seed=report.sample_seed,
     )
     first, second = _evidence_of(report), _evidence_of(repeated)
+    other_names: list[tuple[str, str]] = []
     for side in ("reference", "candidate"):
         if first[side]["commit"] is None and second[side]["commit"] is None:  # a folder may lie elsewhere now
+            reported, now = (shown_name(Path(model[side]["repo"]).name) for model in (first, second))
+            other_names += [(reported, now)] if reported != now else []
             first[side]["repo"] = second[side]["repo"] = None
-    return ReportCheck(tuple(FieldDifference(*each) for each in differences(first, second, tolerance=TOLERANCE)))
+    found = (FieldDifference(*each) for each in differences(first, second, tolerance=TOLERANCE))
+    return ReportCheck(tuple(found), tuple(other_names))
 
 
 def _settings_of(report: HomologyReport) -> Settings:

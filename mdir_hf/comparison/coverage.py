@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from mdir_hf.comparison.neuron_sample import FEW_LAYERS
 from mdir_hf.comparison.stacks import name_of_experts
 from mdir_hf.errors import MdirError
 from mdir_hf.model.comparable import Comparable
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
-from mdir_hf.model.inventory.records import LANGUAGE
+from mdir_hf.model.inventory.records import BEYOND, EXTRA_EXPERTS, LANGUAGE
 from mdir_hf.model.roles import Layer, Role, part_shape
 from mdir_hf.report import HomologyReport, MatrixResult, ModuleRole, Outcome, SettledBy, Verdict
-from mdir_hf.report.parts import Coverage, ExpertOrigin, PartCoverage, Treatment
+from mdir_hf.report.parts import Coverage, ExpertOrigin, PartCoverage, StackPair, Treatment
+from mdir_hf.report.words import counted
 from mdir_hf.thresholds import MOST_EXPERT_PAIRS
 
 Treated = tuple[Treatment, str | None]
@@ -27,6 +29,7 @@ SizeOf = Callable[[Layer, Role], int]
 LEAST_DIVIDED = 1e-3
 """Smallest share of a part's weights that has an entry of its own."""
 
+MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)
 EXPERTS = f"experts of the {LANGUAGE}"
 _OTHER_SIDE = {"reference": "candidate", "candidate": "reference"}
 OTHER_STACK = "it was compared with no part of the other model"
@@ -43,6 +46,7 @@ class ReadOfModel:
         row_layers: Layers in which sampled rows of the projections in ``rows_of`` were compared.
         reads_keys: Whether keys of some heads were compared.
         other_stacks: Number of comparisons for each of the other stacks whose neurons were compared.
+        stack_layers: Layers of each stack with copies in a stack beside the main ones.
         shares: For parts that match only in part, the shares of their weights that match, and that match nothing. The
             rest was not compared.
     """
@@ -62,17 +66,34 @@ class ReadOfModel:
     expert_set_layers: frozenset[int] = frozenset()
     other_stacks: Mapping[str, int] = field(default_factory=dict)
     matching_parts: frozenset[str] = frozenset()
+    stack_layers: Mapping[str, Collection[int]] = field(default_factory=dict)
     shares: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
+    def share_of(self, part: ModelPart) -> tuple[float, float]:
+        """Return the shares of a part's weights that match, and that match nothing, if it was compared."""
+        is_follower = part.kind in (PartKind.STORAGE, PartKind.VECTORS)
+        name = part.owner if is_follower and part.owner else part.name
+        if name in self.shares:
+            return self.shares[name]
+        is_match = name in self.matching_parts
+        if is_match and name in self.stack_layers and part.layers:
+            return min(1.0, len(self.stack_layers[name]) / min(len(part.layers), FEW_LAYERS)), 0.0
+        return float(is_match), float(not is_match)
 
-def _matching_parts(report: HomologyReport, side: str, mixtures: Mapping[int, int]) -> frozenset[str]:
-    """Return the names of the parts that hold copies. Copies that only the other model does not load do not count."""
+
+def _related_parts(report: HomologyReport, side: str) -> list[StackPair]:
+    """Return the pairs of parts with copies. Copies that only the other model does not load do not count."""
     own, other = f"{side}_is_loaded", f"{_OTHER_SIDE[side]}_is_loaded"
-    pairs = [
+    return [
         pair
         for pair in report.parts or ()
         if pair.layers and (getattr(pair, other) is not False or getattr(pair, own) is False)
     ]
+
+
+def _matching_parts(report: HomologyReport, side: str, mixtures: Mapping[int, int]) -> frozenset[str]:
+    """Return the names of the parts that hold copies."""
+    pairs = _related_parts(report, side)
     names = {getattr(pair, side) for pair in pairs if pair.experts is None}
     names |= {LANGUAGE if getattr(origin, side) is None else EXPERTS for pair in pairs for origin in pair.experts or ()}
     for match in () if report.neurons is None else report.neurons.matches:
@@ -131,15 +152,15 @@ _AGREES = frozenset(Outcome) - {Outcome.REPLACED, Outcome.NO_AGREEMENT, Outcome.
 
 
 def _share_of_layers(
-    report: HomologyReport, side: str, layers: Sequence[Layer], size_of: SizeOf
+    report: HomologyReport, side: str, layers: Sequence[Layer], size_of: SizeOf, mixtures_of_other: Collection[int]
 ) -> tuple[float, float] | None:
     """Return the shares of the weights of layers whose sampled rows agree, and agree with nothing."""
     mixtures = _mixtures(layers)
     if report.verdict is not Verdict.HOMOLOGOUS:
         return None
-    if report.projections is None:
-        return _share_of_sampled_layers(report, side, mixtures)
     sizes = {(layer.index, role): size_of(layer, role) for layer in layers for role in layer.parts if not role.is_norm}
+    if report.projections is None:
+        return _share_of_sampled_layers(report, side, mixtures, mixtures_of_other, sizes)
     shares: dict[tuple[int, Role], float] = {}
     for result in report.projections.results:
         if not result.rows:
@@ -168,14 +189,27 @@ def _share_of_layers(
 
 
 def _share_of_sampled_layers(
-    report: HomologyReport, side: str, mixtures: Mapping[int, int]
+    report: HomologyReport,
+    side: str,
+    mixtures: Collection[int],
+    mixtures_of_other: Collection[int],
+    sizes: Mapping[tuple[int, Role], int],
 ) -> tuple[float, float] | None:
     # A sampled layer without a match may match a layer that was not sampled, so that nothing is said of it.
-    neurons = report.neurons
-    matching = set() if neurons is None else {getattr(match, side) for match in neurons.matches} - mixtures.keys()
-    if neurons is None or not matching:
+    neurons, other = report.neurons, _OTHER_SIDE[side]
+    matches = [] if neurons is None else [match for match in neurons.matches if getattr(match, side) not in mixtures]
+    whole = {getattr(match, side) for match in matches if getattr(match, other) not in mixtures_of_other}
+    mlps = {getattr(match, side) for match in matches} - whole
+    sampled = set() if neurons is None else set(getattr(neurons, f"{side}_layers")) - set(mixtures)
+    if not matches:
+        of_experts = [pair for pair in report.parts or () if pair.experts is not None]
+        dense = [pair for pair in of_experts if any(getattr(one, side) is None for one in pair.experts or ())]
+        mlps = {getattr(layer, side) for pair in dense for layer in pair.layers}
+        sampled = {layer for layer, _ in sizes if name_of_experts(layer) in {getattr(one, side) for one in of_experts}}
+    if not whole and not mlps:
         return None
-    return len(matching) / len(set(getattr(neurons, f"{side}_layers")) - mixtures.keys()), 0.0
+    of_mlps = sum(size for (_, role), size in sizes.items() if role in MLP_ROLES) / max(1, sum(sizes.values()))
+    return (len(whole) + of_mlps * len(mlps)) / len(sampled), 0.0
 
 
 def read_of(
@@ -183,6 +217,7 @@ def read_of(
     side: str,
     layers_of_model: Sequence[Layer],
     size_of: SizeOf = lambda layer, role: 1,
+    layers_of_other: Sequence[Layer] = (),
 ) -> ReadOfModel:
     """Collect, from a report, the weights that were read from one model."""
     neurons, modules = report.neurons, report.modules or ()
@@ -192,11 +227,14 @@ def read_of(
     rows = [result for result in rows if Role(result.role.value) in stored_roles.get(getattr(result.layer, side), ())]
     mixtures = _mixtures(layers_of_model)
     known = {
-        LANGUAGE: _share_of_layers(report, side, layers_of_model, size_of),
+        LANGUAGE: _share_of_layers(report, side, layers_of_model, size_of, _mixtures(layers_of_other)),
         EXPERTS: _share_of_experts(report, side, mixtures),
     }
-    as_stacks = {getattr(pair, side) for pair in report.parts or () if pair.layers and pair.experts is None}
-    shares = {name: share for name, share in known.items() if share is not None and name not in as_stacks}
+    stack_layers: dict[str, set[int]] = defaultdict(set)
+    for pair in _related_parts(report, side):
+        if pair.experts is None:
+            stack_layers[getattr(pair, side)] |= {getattr(layer, side) for layer in pair.layers}
+    shares = {name: share for name, share in known.items() if share is not None and name not in stack_layers}
     neuron_layers = frozenset(() if neurons is None else getattr(neurons, f"{side}_layers"))
     matching_parts = _matching_parts(report, side, mixtures) - shares.keys()
     return ReadOfModel(
@@ -219,6 +257,7 @@ def read_of(
         ),
         other_stacks=Counter(getattr(pair, side) for pair in report.parts or () if pair.experts is None),
         matching_parts=matching_parts | {name for name, (matching, _) in shares.items() if matching},
+        stack_layers=stack_layers,
         shares=shares,
     )
 
@@ -246,13 +285,13 @@ def ledger_of(
             is_match=_is_match(part, treatment, reads),
             is_loaded=is_loaded(part, loaded),
         )
-        records += [entry] if entry.is_match is None or reads.are_files_equal else _divided(entry, reads)
+        records += [entry] if entry.is_match is None or reads.are_files_equal else _divided(entry, reads.share_of(part))
     return tuple(records)
 
 
-def _divided(entry: PartCoverage, reads: ReadOfModel) -> Iterator[PartCoverage]:
+def _divided(entry: PartCoverage, shares: tuple[float, float]) -> Iterator[PartCoverage]:
     """Divide a part that matches only in part by the shares that match, match nothing, and were not compared."""
-    matching, unmatched = reads.shares.get(entry.part, (float(bool(entry.is_match)), float(not entry.is_match)))
+    matching, unmatched = shares
     n_bytes, n_tensors = entry.bytes, entry.tensors
     stops = (matching, matching + unmatched, 1.0)
     start = 0.0
@@ -273,16 +312,17 @@ def is_loaded(part: ModelPart, loaded: Mapping[str, bool | None]) -> bool | None
     """Return whether a model loads a part; ``loaded`` says so of the stacks beside the main one."""
     if part.kind is PartKind.UNPLACED:
         return None
-    return loaded.get(part.name, loaded.get(part.owner or "", True))
+    name = part.owner if part.owner and part.name not in loaded else part.name
+    if name in (BEYOND, EXTRA_EXPERTS):
+        return False
+    is_other_stack = part.kind is PartKind.STACK and part.name != LANGUAGE
+    return loaded.get(name, None if is_other_stack else True)
 
 
 def _is_match(part: ModelPart, treatment: Treatment, reads: ReadOfModel) -> bool | None:
     if treatment is Treatment.NOT_COMPARED:
         return None
-    if reads.are_files_equal:
-        return True
-    is_follower = part.kind in (PartKind.STORAGE, PartKind.VECTORS)
-    return (part.owner if is_follower and part.owner else part.name) in reads.matching_parts
+    return reads.are_files_equal or reads.share_of(part)[0] > 0
 
 
 def _size_in(model: Comparable) -> SizeOf:
@@ -302,8 +342,10 @@ def with_coverage(report: HomologyReport, reference: Comparable, candidate: Comp
         inventory = model.known_inventory()
         if inventory is None:
             return report  # if only sampled rows are available, the files are unknown
+        other = candidate if side == "reference" else reference
         loaded = {stack.name: stack.is_loaded for stack in model.other_stacks or ()}
-        sides[side] = ledger_of(inventory, read_of(report, side, model.anatomy.layers, _size_in(model)), loaded)
+        reads = read_of(report, side, model.anatomy.layers, _size_in(model), other.anatomy.layers)
+        sides[side] = ledger_of(inventory, reads, loaded)
     return replace(report, coverage=Coverage(**sides))
 
 
@@ -322,8 +364,12 @@ def _treated(part: ModelPart, reads: ReadOfModel) -> Treated:
         return _experts(reads)
     n_pairs = reads.other_stacks.get(part.name, 0)
     if n_pairs:
-        return Treatment.SAMPLED, f"some neurons of a few layers, against {n_pairs} stack{'' if n_pairs == 1 else 's'}"
+        return Treatment.SAMPLED, _against_stacks(n_pairs)
     return Treatment.NOT_COMPARED, OTHER_STACK
+
+
+def _against_stacks(n_stacks: int) -> str:
+    return f"some neurons of a few layers, against {counted(n_stacks, 'stack')}"
 
 
 def _table(part: ModelPart, reads: ReadOfModel) -> Treated:
@@ -348,6 +394,8 @@ def _language(reads: ReadOfModel) -> Treated:
         sampled.append(f"rows of {', '.join(reads.rows_of)} of {len(reads.row_layers)} of {n} layers")
     if reads.whole_layers:
         sampled.append(f"all of {', '.join(reads.whole_roles)} of {len(reads.whole_layers)} of {n} layers")
+    if not sampled and LANGUAGE in reads.other_stacks:
+        sampled.append(_against_stacks(reads.other_stacks[LANGUAGE]))
     if sampled:
         return Treatment.SAMPLED, "; ".join(sampled)
     return Treatment.NOT_COMPARED, "another part settled it first, or its layers cannot be compared"

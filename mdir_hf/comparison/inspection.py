@@ -17,11 +17,13 @@ from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
 from mdir_hf.model.files.choosing import described, files_beside
 from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.inventory import PartKind
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Layer, Role, StoredWeight
 from mdir_hf.names import LONGEST_TEXT, shown_name, visible_text
 from mdir_hf.report import InputOutput, ModelSummary, n_bytes_text
+from mdir_hf.report.words import counted
 
 SCHEMA = "mdir-hf/inspection/1"
 
@@ -210,7 +212,7 @@ def _inspected(model: Model, watch: Watch, all_headers: bool | None) -> Inspecti
         tied=anatomy.tied,
         vocabulary=vocabulary,
         layer_groups=_groups(anatomy.layers),
-        unplaced=anatomy.unplaced,
+        unplaced=_without_role(model, has_headers=wants_headers),
         inventory=_inventory(model, has_headers=wants_headers),
         notes=tuple(notes),
         reads=_reads(model, has_headers=wants_headers),
@@ -236,6 +238,14 @@ def _inventory(model: Model, *, has_headers: bool) -> tuple[PartSummary, ...]:
         )
         for part in inventory.parts
     )
+
+
+def _without_role(model: Model, *, has_headers: bool) -> tuple[str, ...]:
+    """Return tensors of the layers without a role, except those in a part of their own, such as cross-attention."""
+    inventory = model.inventory if has_headers else model.known_inventory()
+    parts = [part for part in inventory.parts if part.kind in (PartKind.AUXILIARY, PartKind.STACK)]
+    placed_names = {name for part in parts for name in part.tensors}
+    return tuple(name for name in model.anatomy.unplaced if name not in placed_names)
 
 
 def _vocabulary(model: Model, notes: list[str]) -> VocabularySummary | None:
@@ -327,7 +337,7 @@ def lines_of(inspection: Inspection) -> Iterator[str]:
     """Yield the lines of an inspection's text form."""
     model = inspection.model
     at = "" if model.commit is None else f"@{model.commit[:7]}"
-    layers = f", {_counted(model.layers, 'layer')}" if model.layers else ""
+    layers = f", {counted(model.layers, 'layer')}" if model.layers else ""
     heads = (
         "" if inspection.heads is None else f", {inspection.heads[0]} heads ({inspection.heads[1]} for keys and values)"
     )
@@ -336,7 +346,7 @@ def lines_of(inspection: Inspection) -> Iterator[str]:
     if model.read_as:
         yield _line("read as", model.read_as)
     quantization = "" if inspection.quantization is None else f", {inspection.quantization}"
-    files = f"{_counted(inspection.files, 'file')}, " if inspection.files else ""
+    files = f"{counted(inspection.files, 'file')}, " if inspection.files else ""
     size = n_bytes_text(inspection.bytes_of_weights)
     yield _line("weights", f"{inspection.format}{quantization}: {files}{size}, {inspection.tensors} tensors")
     yield _line("embedding", "none found" if inspection.embedding is None else _tensor_text(inspection.embedding))
@@ -359,7 +369,7 @@ def lines_of(inspection: Inspection) -> Iterator[str]:
         n_more = len(inspection.unplaced) - MOST_NAMES
         names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in inspection.unplaced[:MOST_NAMES])
         name_list = names + (f" and {n_more} more" if n_more > 0 else "")
-        yield _line("no role", f"{_counted(len(inspection.unplaced), 'tensor')} of the layers: {name_list}")
+        yield _line("no role", f"{counted(len(inspection.unplaced), 'tensor')} of the layers: {name_list}")
     for part in inspection.inventory:
         yield _line("part", _part_text(part))
     yield _line("reads", _reads_text(inspection.reads))
@@ -368,10 +378,6 @@ def lines_of(inspection: Inspection) -> Iterator[str]:
     io = inspection.io
     requests = f" in {io.requests} requests" if io.requests else ""
     yield _line("read now", f"{n_bytes_text(io.bytes_read)}{requests}")
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def _line(name: str, text: str) -> str:
@@ -410,12 +416,13 @@ def _group_text(group: LayerGroup) -> str:
 
 def _part_text(part: PartSummary) -> str:
     size = "size unknown (--all-headers reads it)" if part.bytes is None else n_bytes_text(part.bytes)
-    layers = f", {_counted(len(part.layers), 'layer')}" if part.layers else ""
+    layers = f", {counted(len(part.layers), 'layer')}" if part.layers else ""
     how = {"names": "", "class": ", by its class", "shapes": ", by shapes"}.get(part.decided_by, "")
-    reason = "" if part.reason is None or part.reason in part.part else f" ({part.reason})"
+    is_unplaced = part.kind == PartKind.UNPLACED.value and part.reason is not None
+    name = f"{part.part.partition(': ')[0]}: {part.reason}" if is_unplaced else part.part
     loaded = {True: "", False: "; not loaded by this model", None: "; unknown whether this model loads it"}
-    use = "" if part.kind == "unplaced" else loaded[part.is_loaded]
-    return f"{part.part}{reason}{layers}: {_counted(part.tensors, 'tensor')}, {size}{how}{use}"
+    use = "" if is_unplaced else loaded[part.is_loaded]
+    return f"{name}{layers}: {counted(part.tensors, 'tensor')}, {size}{how}{use}"
 
 
 def _reads_text(reads: ReadEstimate) -> str:

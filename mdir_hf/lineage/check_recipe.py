@@ -330,7 +330,8 @@ def _fit(
         slack = 0.0  # rounding goes up as often as down if values are various
     text = f"differs by {difference:.3g} times its size; rounding explains {limit:.2g}"
     if n_outside > most:
-        return _Fit(difference, limit, text)
+        few = f"{n_outside:,} of {len(values):,} compared entries differ by more than rounding explains"
+        return _Fit(difference, limit, text if difference > limit else few)
     columns = torch.stack([expected, *apart[1:]], dim=1)
     left, sizes, right = torch.linalg.svd(columns, full_matrices=False)
     inverse = torch.where(sizes > 1e-12 * sizes[0], 1 / sizes, 0.0)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
+
 from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.comparison.neurons import count_neurons
 from mdir_hf.comparison.progress import ByteCounter, Watch
@@ -246,6 +248,9 @@ def _looked_closer(
                 watch.enter("opening")
                 rows = {base.base.repo: index.fingerprint(base.base) for base in bases.values()}
                 rows[family.model] = take_fingerprint(model.open(reading, ledger), index.tokens, with_neurons=False)
+                # An index has rows of 16 bits, and rounding alone would keep equal models apart.
+                if any(one.rows.dtype is torch.bfloat16 for one in rows.values()):
+                    rows = {name: replace(one, rows=one.rows.bfloat16()) for name, one in rows.items()}
                 tree = grow_tree(rows)
                 aligned = align_rows(rows)
                 if len(aligned.names) > 1:

@@ -24,9 +24,9 @@ from mdir_hf.lineage.policy import Condition, Failure, NotCompared, is_unread
 from mdir_hf.lineage.recipe import FILE, MAX_N_BYTES, LayerSource, MergeRecipe, read_recipe, read_recipe_file
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
-from mdir_hf.render.sections import counted
 from mdir_hf.report import HomologyReport, Verdict
 from mdir_hf.report.terms import Term
+from mdir_hf.report.words import counted
 
 SAME = 1e-5
 """Parents whose relative difference is smaller than this are treated as equal."""

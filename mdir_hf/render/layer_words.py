@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mdir_hf.render.projection_words import projection_lines, projection_paragraphs, projection_table
-from mdir_hf.render.sections import FigureName, Line, Section, SectionKind, Table, counted, number
+from mdir_hf.render.sections import FigureName, Line, Section, SectionKind, Table, number
 from mdir_hf.render.sentence import runs_text
 from mdir_hf.report.parts import LayersResult, ModuleResult, NeuronNumbers
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import ResidualMap
-from mdir_hf.report.words import neurons_text
+from mdir_hf.report.words import counted, neurons_text
 
 
 def neuron_lines(neurons: NeuronNumbers) -> tuple[Line, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mdir_hf.names import shown_name, visible_text
 from mdir_hf.render.ledger import ledger_of
-from mdir_hf.render.sections import NAME_LENGTH, Line, Section, SectionKind, Table, counted
+from mdir_hf.render.sections import NAME_LENGTH, Line, Section, SectionKind, Table
 from mdir_hf.render.sentence import names_of, part_relation
 from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Verdict
-from mdir_hf.report.words import ledger_text, probability_text
+from mdir_hf.report.words import counted, ledger_text, probability_text
 
 
 def models_section(report: HomologyReport) -> Section:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mdir_hf.render.sections import Line, Table, counted
+from mdir_hf.render.sections import Line, Table
 from mdir_hf.render.sentence import runs_text, unread_experts_text
 from mdir_hf.report.parts import ComparedExpert, LayerDrift, LayerTable, ProjectionResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import ModuleRole, Outcome
+from mdir_hf.report.words import counted
 
 ROLES = (
     ModuleRole.Q,

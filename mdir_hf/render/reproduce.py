@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator
 
 from mdir_hf.names import shown_name
-from mdir_hf.render.sections import Line, Listing, Section, SectionKind, Table, counted, percent
+from mdir_hf.render.sections import Line, Listing, Section, SectionKind, Table, percent
 from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.result import HomologyReport
-from mdir_hf.report.words import n_bytes_text, range_text
+from mdir_hf.report.words import counted, n_bytes_text, range_text
 from mdir_hf.thresholds import ALPHA
 
 LONGEST_LINE = 80

@@ -139,11 +139,6 @@ def percent(share: float) -> str:
     return f"{100.0 * share:.3g}%"
 
 
-def counted(n: int, what: str) -> str:
-    """Format a count with its noun, singular or plural."""
-    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
-
-
 def deciding_kind(report: HomologyReport) -> SectionKind | None:
     """Return the section with the evidence that settled the question, or None."""
     is_shown = report.settled_by not in (None, SettledBy.IDENTICAL_FILES)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mdir_hf.names import shown_name, visible_text, without_common_folder
-from mdir_hf.render.sections import counted
 from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.parts import ExpertName, LayerTable, StackPair
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Reason, SettledBy, Verdict
-from mdir_hf.report.words import NOT_SEARCHED, compared_share, not_compared_text, percent_text, unmatched_text
+from mdir_hf.report.words import NOT_SEARCHED, compared_share, counted, not_compared_text, percent_text, unmatched_text
 
 NAME_LENGTH = 48
 NOTHING_FOUND = "No shared weights were found"
@@ -23,7 +22,7 @@ MOST_RUNS = 6
 
 _INCONCLUSIVE = {
     Reason.SAMPLE_CHOSEN: "{pair} agree, but in a sample that a given seed selected.",
-    Reason.EMBEDDINGS_ONLY: "{pair} share their embeddings; {neurons}.",
+    Reason.EMBEDDINGS_ONLY: "{pair} share their {tables}; {neurons}.",
     Reason.ATTENTION_ONLY: "Attention heads of {pair} are alike; {neurons}.",
     Reason.LOADING_UNKNOWN: "{pair} share weights in a part that may not be loaded.",
     Reason.WEIGHTS_UNREADABLE: "Too few weights of {pair} could be compared.",
@@ -40,7 +39,8 @@ def sentence_of(report: HomologyReport) -> str:
             "Whether {pair} share weights could not be told." if report.reason is None else _INCONCLUSIVE[report.reason]
         )
         neurons = "no neurons were compared" if report.neurons is None else "no neurons match"
-        return text.format(pair=pair, neurons=neurons)
+        shared = (f"{name}s" for name, matrix in report.matrices.items() if matrix.is_significant or matrix.is_copied)
+        return text.format(pair=pair, neurons=neurons, tables=next(shared, "embeddings"))
     if report.verdict is Verdict.NO_EVIDENCE:
         return _nothing_found(report, pair)
     if report.settled_by is SettledBy.IDENTICAL_FILES:
@@ -82,13 +82,14 @@ def _beside_the_main_stacks(report: HomologyReport) -> list[StackPair]:
 
 
 def _nothing_found(report: HomologyReport, pair: str) -> str:
-    if _beside_the_main_stacks(report):
-        return f"{NOTHING_FOUND} between the language models of {pair}."
     are_layers_excluded = report.neurons is not None or (
         report.excludes is not None and report.excludes.keys is not None
     )
-    if not are_layers_excluded and report.matrices and not report.parts:
+    has_related_parts = bool(_beside_the_main_stacks(report))
+    if not are_layers_excluded and report.matrices and (has_related_parts or not report.parts):
         return f"{NOTHING_FOUND} between the {next(iter(report.matrices))}s of {pair}."
+    if has_related_parts:
+        return f"{NOTHING_FOUND} between the language models of {pair}."
     sides = () if report.coverage is None else (report.coverage.reference, report.coverage.candidate)
     if all(not_compared_text(side) is None for side in sides):
         return f"{NOTHING_FOUND} between {pair}."

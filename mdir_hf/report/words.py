@@ -151,7 +151,12 @@ def matched_neurons_text(neurons: NeuronNumbers) -> str:
 def neurons_text(neurons: NeuronNumbers) -> str:
     """Say how many tested neurons match, and in how many layers."""
     n_layers = len(neurons.matches)
-    return f"{matched_neurons_text(neurons)}, in {n_layers} layer{'' if n_layers == 1 else 's'}"
+    return f"{matched_neurons_text(neurons)}, in {counted(n_layers, 'layer')}"
+
+
+def counted(n: int, what: str) -> str:
+    """Format a count with its noun, singular or plural."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def range_text(least: str, most: str) -> str:
@@ -168,8 +173,8 @@ def n_bytes_text(n_bytes: float) -> str:
     raise AssertionError("unreachable")
 
 
-FOLLOWERS = ("norms, biases and buffers", "storage")
-"""Prefixes of parts that a ledger omits, because they are treated like the parts they belong to."""
+FOLLOWERS = ("norms, biases and buffers", "storage of")
+"""Prefixes of parts that a ledger counts with the parts they belong to."""
 
 LEAST_SHARE = 0.001
 """Minimum share of the bytes for parts that a ledger names."""
@@ -202,10 +207,7 @@ def compared_share(parts: Iterable[PartCoverage]) -> float | None:
     total = sum(entry.bytes or 0 for entry in ledger)
     if not total or any(entry.bytes is None for entry in ledger):
         return None
-    n_left = sum(
-        entry.bytes or 0 for entry in ledger if entry.is_match is None and not entry.part.startswith(FOLLOWERS)
-    )
-    return 1.0 - n_left / total
+    return 1.0 - sum(entry.bytes or 0 for entry in ledger if entry.is_match is None) / total
 
 
 def unmatched_text(parts: Iterable[PartCoverage]) -> str:
@@ -216,26 +218,33 @@ def unmatched_text(parts: Iterable[PartCoverage]) -> str:
 def _named_parts(ledger: tuple[PartCoverage, ...], *, is_match: bool | None, least_share: float = LEAST_SHARE) -> str:
     sizes = [entry.bytes for entry in ledger]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
-    texts: list[str] = []
     n_entries = Counter(entry.part for entry in ledger)
+    groups: dict[str, list[PartCoverage]] = {}
     for entry in ledger:
-        if entry.is_match is not is_match or entry.part.startswith(FOLLOWERS):
-            continue
-        share = entry.bytes / total if total and entry.bytes is not None else None
+        owner = entry.part.partition(" of the ")[2] if entry.part.startswith(FOLLOWERS) else entry.part
+        if entry.is_match is is_match:
+            key = f"part of the {owner}" if n_entries[owner] > 1 else owner
+            groups.setdefault(_reason_of(entry) or key, []).append(entry)
+    texts: list[str] = []
+    for name, entries in groups.items():
+        if all(entry.part.startswith(FOLLOWERS) for entry in entries):
+            continue  # its part is treated in another way
+        share = sum(entry.bytes or 0 for entry in entries) / total if total else None
         if share is not None and share < least_share:
             continue
         details = [] if share is None else [percent_text(share)]
-        details += ["not loaded by this model"] if entry.is_loaded is False else []
-        name = f"part of the {entry.part}" if n_entries[entry.part] > 1 else _name(entry)
-        texts.append(f"{name} ({', '.join(details)})" if details else name)
+        details += ["not loaded by this model"] if entries[0].is_loaded is False else []
+        n_tensors = sum(entry.tensors for entry in entries)
+        called = f"{counted(n_tensors, 'tensor')} {name}" if _reason_of(entries[0]) else name
+        texts.append(f"{called} ({', '.join(details)})" if details else called)
     return ", ".join(texts)
 
 
-def _name(entry: PartCoverage) -> str:
+def _reason_of(entry: PartCoverage) -> str | None:
+    """Say why tensors have no place; None for a part with a name."""
     if not entry.part.startswith("unplaced"):
-        return entry.part
-    tensors = f"{entry.tensors} tensor{'' if entry.tensors == 1 else 's'}"
-    return f"{tensors} without a known role" if "known role" in entry.part else f"{tensors} ({entry.reason})"
+        return None
+    return "without a known role" if "known role" in entry.part else f"({entry.reason})"
 
 
 def percent_text(share: float) -> str:

@@ -3,6 +3,7 @@
 import copy
 import json
 import shlex
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -106,6 +107,14 @@ def test_another_model_has_other_numbers(folders, tmp_path, capsys):
     fields = {difference["field"]: difference for difference in body["differences"]}
     assert body["is_same"] is False
     assert (fields["verdict"]["reported"], fields["verdict"]["repeated"]) == ("homologous", "no_evidence")
+
+
+def test_another_folder_with_the_same_numbers_is_mentioned(folders, tmp_path, capsys):
+    report = compare(folders["base"], folders["tune"], progress=False)
+    copy_of_it = tmp_path / "copy"
+    shutil.copytree(folders["tune"], copy_of_it)
+    assert main(["compare", str(folders["base"]), str(copy_of_it), "--check", stored(report, tmp_path), "-q"]) == 0
+    assert capsys.readouterr().out == f"{THE_SAME}; of copy, which the report calls tune\n"
 
 
 def test_a_folder_is_no_commit(folders):

@@ -123,6 +123,35 @@ def test_a_part_that_matches_in_part_is_divided():
     )
 
 
+def test_a_copy_of_one_layer_is_no_match_of_the_whole_model():
+    """A draft model of one layer may be a copy of a layer: four layers of a stack are sampled."""
+    read = ReadOfModel(
+        4,
+        neuron_layers=frozenset({0, 3}),
+        matching_parts=frozenset({"language model"}),
+        stack_layers={"language model": frozenset({0})},
+    )
+    ledger = ledger_of(INVENTORY, read)
+    divided = [(entry.is_match, entry.bytes) for entry in ledger if entry.part == "language model"]
+    assert divided == [(True, 150), (None, 450)]
+
+
+@pytest.mark.parametrize("is_match", [True, False])
+def test_a_main_stack_that_was_compared_with_a_tower_alone_was_compared(is_match):
+    """A vision model against a model that contains it."""
+    names = ["language model"] if is_match else []
+    read = ReadOfModel(4, other_stacks={"language model": 1}, matching_parts=frozenset(names))
+    (language,) = [entry for entry in ledger_of(INVENTORY, read) if entry.part == "language model"]
+    assert (language.treatment, language.is_match) == (Treatment.SAMPLED, is_match)
+
+
+def test_the_line_counts_scales_with_the_weights_that_are_read_through_them():
+    read = ReadOfModel(4, neuron_layers=frozenset({0}), matching_parts=frozenset({"language model"}))
+    scales = part("storage of the language model", PartKind.STORAGE, 200, owner="language model")
+    inventory = ModelInventory((INVENTORY.parts[0], scales, part("embedding", PartKind.TABLE, 200)), 1000)
+    assert ledger_text(ledger_of(inventory, read)) == "matches: language model (80 %); not compared: embedding (20 %)"
+
+
 def test_the_line_names_parts_with_layers_and_shares():
     read = ReadOfModel(4, neuron_layers=frozenset({0}), first_expert_layers=frozenset({1}))
     assert not_compared_text(ledger_of(INVENTORY, read)) == (

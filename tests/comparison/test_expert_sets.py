@@ -125,6 +125,10 @@ def test_an_expert_made_from_a_dense_mlp_is_found(save_mixture):
         "expert 1 of layer 0 of" in report.warning.lower()
         and "with the dense mlp of layer 0 of" in report.warning.lower()
     )
+    of_dense = {entry.is_match: entry.bytes for entry in report.coverage.reference if entry.part == "language model"}
+    assert of_dense.keys() == {True, None}  # only the MLPs were compared
+    # Gate, up and down have 3 x 64 x 128 weights, and attention 2 x 64 x 64 + 2 x 32 x 64.
+    assert of_dense[True] == 2 * of_dense[None]
 
 
 def test_copied_experts_with_tiny_outputs_are_copies_too(save_mixture):

@@ -1,12 +1,21 @@
 """Tensors that a model does not load never decide: they are compared, named and reported beside the verdict."""
 
 import json
+import re
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, T5Config, T5EncoderModel
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    T5Config,
+    T5EncoderModel,
+)
 from transformers import T5ForConditionalGeneration as T5
 
 from mdir_hf import Level, Reason, Verdict, compare
@@ -71,6 +80,10 @@ def as_experts(tensors):
     return {name.replace(".mlp.", ".mlp.experts.0."): tensor for name, tensor in mlps.items()}
 
 
+def as_shared_experts(tensors):
+    return renamed(".experts.0.", ".shared_expert.")(as_experts(tensors))
+
+
 def logits(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -89,6 +102,7 @@ KINDS = {
     "multi-token prediction": (under("mtp"), {}),
     "multi-token prediction that the class does not know": (beyond, {"num_nextn_predict_layers": LAYERS}),
     "experts in a dense model": (as_experts, {}),
+    "shared experts in a dense model": (as_shared_experts, {}),
     "a stack without a known name": (under("teacher"), {}),
     "compiled copies beside the model": (under("_orig_mod"), {}),
     "wrapped copies beside the model": (under("module"), {}),
@@ -110,6 +124,26 @@ def test_copies_that_the_class_does_not_load_decide_nothing_and_are_named(kind, 
     (entry,) = [entry for entry in report.coverage.candidate if entry.part == copied.candidate]
     assert (entry.is_match, entry.is_loaded) == (True, False)
     assert not any(entry.is_match for entry in report.coverage.reference)
+
+
+def test_experts_past_the_declared_number_decide_nothing_and_are_named(tmp_path):
+    size = {"num_local_experts": 4, "hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": 3}
+    sizes = size | {"vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    folders = [tmp_path / name for name in ("victim", "other")]
+    for seed, folder in enumerate(folders):
+        torch.manual_seed(seed)
+        MixtralForCausalLM(MixtralConfig(**sizes)).save_pretrained(folder)
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(512))))
+    experts = {name: tensor for name, tensor in layer_tensors(folders[0]).items() if ".experts." in name}
+    extra = {re.sub(r"experts\.(\d+)", lambda at: f"experts.{int(at[1]) + 4}", name): v for name, v in experts.items()}
+    folder = add(folders[1], tmp_path / "own", extra)
+    report = compare(folders[0], folder, progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE and "(experts beyond the config), which this model does not" in (
+        report.warning
+    )
+    ledger = {entry.part: (entry.is_match, entry.is_loaded) for entry in report.coverage.candidate}
+    assert ledger["experts beyond the config"] == (True, False)
+    assert ledger["experts of the language model"] == (False, True)
 
 
 @pytest.mark.parametrize(

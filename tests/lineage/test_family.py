@@ -299,6 +299,14 @@ def test_a_merge_of_two_tunes_has_its_shares(tunes):
     assert "that gives these 3 models no order" in str(family)
 
 
+def test_a_copy_of_a_base_does_not_lie_between_bases(tunes, hub, tmp_path):
+    """The index has rows of 16 bits, and the copy of 32: rounding alone kept them apart."""
+    hub.add_repository("lab/copy", tmp_path / "first")
+    family = find_family(NamedModel("lab/copy"), tunes, verifies=False)
+    assert family.nearest[0] == ("lab/first", 0.0)
+    assert "lies between" not in str(family)
+
+
 def test_the_nearer_of_two_candidates_is_named_and_is_not_a_mixture(tunes):
     family = find_family(NamedModel("lab/later"), tunes, verifies=False)
     (first, near), (second, far) = family.nearest

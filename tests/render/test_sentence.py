@@ -91,8 +91,12 @@ def test_a_shared_tower_alone_is_a_warning():
     no = replace(stranger(), parts=(TOWER,))
     assert no.sentence == "No shared weights were found between the language models of me/tuned and owner/base."
     assert no.warning == warning
+    uncompared = replace(no, neurons=None, excludes=None)
+    assert uncompared.sentence == "No shared weights were found between the embeddings of me/tuned and owner/base."
     told = a_report(verdict=Verdict.INCONCLUSIVE, reason=Reason.EMBEDDINGS_ONLY, settled_by=None, parts=(TOWER,))
     assert told.sentence == "me/tuned and owner/base share their embeddings; no neurons match."
+    head = replace(told, embedding=None, unembedding=told.embedding)
+    assert head.sentence == "me/tuned and owner/base share their unembeddings; no neurons match."
     unread = replace(told, neurons=None)
     assert unread.sentence == "me/tuned and owner/base share their embeddings; no neurons were compared."
     assert told.warning == warning

@@ -33,6 +33,10 @@ WITHIN, BEYOND = 0.75, 1.5
 """The RMS difference from the base, in steps. Rounding to the nearest level gives 0.29, 4-bit floats that are clipped
 0.5 to 0.7. If it is above the second number in one matrix, no code with this step made these values."""
 
+MOST_LOST = 0.5
+"""Largest share of a matrix's squared values that a code may lose. Rounding normal values to one bit loses 0.36, and a
+code with three bits and one scale per row 0.05. Nothing of a stranger's matrix remains."""
+
 STANDARD_ERRORS = 6.0
 """Another model is nearer than the base if the mean squared differences differ by this many standard errors."""
 
@@ -89,20 +93,27 @@ def check_quantised(model: Model, base_name: str, base: Model, others: Mapping[s
     if largest > BEYOND:
         why = f"{measured}, and those of {worst.place} by {largest:.2g}, which no rounding explains"
         return RelationTest(RelationOutcome.CONTRADICTED, why)
+    most_lost = max(sampled, key=lambda entries: entries.rescaled - MOST_LOST * entries.size)
+    if most_lost.rescaled > MOST_LOST * most_lost.size:
+        why = f"{measured}, but no code makes the values of {most_lost.place} from those in {base_name}"
+        return RelationTest(RelationOutcome.CONTRADICTED, why)
     if difference <= WITHIN:
-        return RelationTest(RelationOutcome.CONFIRMED, measured)
+        size = np.sqrt(np.mean([entries.size for entries in sampled]))
+        unnoticed = f"changes of the base below {WITHIN * step / size:.1%} of its size would not be noticed"
+        return RelationTest(RelationOutcome.CONFIRMED, f"{measured}; {unnoticed}")
     return RelationTest(RelationOutcome.CANNOT_TELL, f"{measured}, which rounding alone does not explain")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entries:
-    """Entries of one matrix: steps, squared differences, and the mean squared difference after rescaling."""
+    """Entries of one matrix: steps, squared differences, their mean after rescaling, and the base's mean square."""
 
     place: str
     steps: torch.Tensor
     of_base: torch.Tensor
     of_others: Mapping[str, torch.Tensor]
     rescaled: float
+    size: float
 
 
 def _sampled(model: Model, base: Model, others: Mapping[str, Model]) -> Iterator[_Entries]:
@@ -139,10 +150,10 @@ def _sampled(model: Model, base: Model, others: Mapping[str, Model]) -> Iterator
         ]
         squared = [(values - rows_of).square()[is_known] for rows_of in read]
         rescaled = (_rescaled(values, read[0]) - read[0]).square()[is_known]
+        of_others = dict(zip(others, squared[1:], strict=True))
+        size = float(read[0].square()[is_known].mean())
         name = f"layer {place[0]} {place[1]}"
-        yield _Entries(
-            name, steps[is_known], squared[0], dict(zip(others, squared[1:], strict=True)), float(rescaled.mean())
-        )
+        yield _Entries(name, steps[is_known], squared[0], of_others, float(rescaled.mean()), size)
 
 
 def _steps(values: torch.Tensor, quantization: str) -> torch.Tensor | None:
@@ -171,10 +182,10 @@ def _steps_in_blocks(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _rescaled(values: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """Scale columns and rows, in turn, to fit the base best."""
+    """Scale columns and rows by positive factors, in turn, to fit the base best."""
     for dim in (0, 1, 0, 1):
         squares = values.square().sum(dim=dim, keepdim=True).clamp(min=1e-30)
-        values = values * ((values * base).sum(dim=dim, keepdim=True) / squares)
+        values = values * ((values * base).sum(dim=dim, keepdim=True) / squares).clamp(min=0.0)
     return values
 
 

@@ -115,6 +115,7 @@ def _check_shards(models: Sequence[FileContents]) -> None:
     alike = "; most tensors are in several of them, as in averaged copies (EMA) or checkpoints of several epochs"
     raise SeveralModelsError(
         f"it is unclear which of {len(paths)} files is the model ({described(models)})"
-        f"{alike if 2 * n_shared > len(holders) else ''}; name one file (owner/name/file.pth, or a path)",
+        f"{alike if 2 * n_shared > len(holders) else ''}; name one file (owner/name/file.pth, or a path), or put the "
+        "files of one checkpoint into a folder of their own",
         files=tuple(paths),
     )

@@ -31,7 +31,14 @@ from mdir_hf.model.files.adapters.factors import NamedFactors
 from mdir_hf.model.files.choosing import are_numbered, choose_by_headers, open_pytorch_model, refuse_without_model
 from mdir_hf.model.files.gguf import GgufSource, open_gguf, open_named_gguf
 from mdir_hf.model.files.index import parse_index, shard_named, slices_beside, slices_refused
-from mdir_hf.model.files.kinds import FactorPair, LazyShapes, factor_pairs, of_factors
+from mdir_hf.model.files.kinds import (
+    FactorPair,
+    LazyShapes,
+    factor_pairs,
+    of_factors,
+    placeholders_among,
+    told_by_names,
+)
 from mdir_hf.model.files.onnx import OnnxWeights, open_onnx
 from mdir_hf.model.files.pytorch import PYTORCH_SUFFIXES, PytorchSource
 from mdir_hf.model.files.quantization import DequantizedSource
@@ -176,6 +183,7 @@ def _as_numbers(
     pairs = _factors_alone(source)
     if pairs:
         return _open_factors(source, pairs, tree, open_base)
+    _refuse_without_weights(source)
     _mention_adapter(source, tree)
     return DequantizedSource(source, tree)
 
@@ -187,6 +195,22 @@ def _factors_alone(source: ShardedTensors) -> dict[str, FactorPair]:
     with suppress(MdirError):  # errors are raised when the weights are read
         return factor_pairs(LazyShapes(source))
     return {}
+
+
+def _refuse_without_weights(source: ShardedTensors) -> None:
+    told = None
+    with suppress(MdirError):  # errors are raised when the weights are read
+        told = told_by_names(source.names()) or placeholders_among(source) if len(source.paths) == 1 else None
+    if told is not None:
+        raise UnsupportedFormatError(f"{source.paths[0]} holds only {told[1]}; {_INSTEAD[told[0]]}")
+
+
+_INSTEAD = {
+    "adapter": "merge them, and compare the result",
+    "optimizer": "name the file that holds the weights",
+    **dict.fromkeys(("placeholders", "other"), "save the whole state dict on one rank, and compare that"),
+}
+"""The next step if a file holds something else than a model, by its kind."""
 
 
 def _open_factors(
@@ -411,7 +435,7 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
     else:
         looked_for = ", ".join(dict.fromkeys(file_format.looks_for for file_format in FORMATS if file_format.looks_for))
         hint = ""
-    ranks = [path for path in below if re.search(r"(?:^|/)mp_rank_[\d_]+/", path)]
+    ranks = [path for path in below if re.search(r"(?:^|/)mp_rank_[\d_]+/|(?:^|/)layer_\d+-model_", path)]
     if len(ranks) > 1 and ranks == below and are_numbered(ranks):
         raise UnsupportedFormatError(slices_refused(ranks))
     if below and not hint:

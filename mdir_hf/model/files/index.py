@@ -27,6 +27,7 @@ _SLICE = re.compile(
     r"|model\d{1,3}-mp\d{1,3}\.safetensors"
     r"|model-rank-\d{1,3}-part-\d{1,3}\.safetensors"
     r"|(.*[._-])?(mp|tp)?[._-]?rank[._-]?\d{1,3}([._-].*)?\.(safetensors|bin|pth|pt|ckpt)"
+    r"|layer_\d{1,4}-model_.*\.pt"
     r"|.*[._-]tp[._-]?\d{1,3}([._-].*)?\.(safetensors|bin|pth|pt|ckpt)",
     re.DOTALL,
 )
@@ -62,6 +63,7 @@ def slices_beside(path: str, paths: Iterable[str]) -> list[str]:
 _PARALLELISM = (
     (re.compile(r"world_size|fsdp", re.IGNORECASE), "the ranks of sharded training (FSDP)"),
     (re.compile(r"mp_rank_\d+_\d+", re.IGNORECASE), "tensor and pipeline parallelism"),
+    (re.compile(r"layer_\d+-model", re.IGNORECASE), "pipeline parallelism"),
     (re.compile(r"consolidated|(?:^|[^a-z])[mt]p(?:[^a-z]|\d)|-part-", re.IGNORECASE), "tensor parallelism"),
 )
 """Kinds of slices, keyed by patterns of their names."""

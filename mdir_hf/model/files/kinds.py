@@ -21,11 +21,24 @@ Shape = tuple[int, ...]
 MOST_RANK = 2048
 """Largest rank of an adapter's factors."""
 
+MOST_BYTES_OF_EMPTY = 2048
+"""Largest number of bytes per tensor of a file that may hold only placeholders."""
+
 _OPTIMIZER = re.compile(
-    r"(?:.*\.)?(?:exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|square_avg|fp32_flat_groups|"
+    r"(?:.*\.)?(?:exp_avg|exp_avg_sq|step|max_exp_avg_sq|momentum_buffer|square_avg|fp32_flat_groups|"
     r"single_partition_of_fp32_groups|base_optimizer_state)(?:\..*)?|(?:optim|lr_schedul)[^.]*\..*",
     re.DOTALL,
 )
+_MOMENTS = (".m", ".v")
+"""Endings of the two moments of a weight in mlx's optimizers."""
+
+_CHANGES = re.compile(
+    r"(?:.*[._])?(?:hada_\w+|lokr_\w+|ia3_\w+|b?oft_\w+|vera_\w+|prompt_embeddings|\w*diff(?:_b)?)(?:\.\w+)*|"
+    r"(?:.*\.)?(?:alpha|dora_scale)",
+    re.DOTALL,
+)
+"""Tensors of adapters that are no pairs of factors, and of differences to a base model."""
+
 _DETAILS = (
     ("averaged weights (EMA)", re.compile(r"(?:ema|ema_model|averaged?)(?:\.|_)", re.IGNORECASE)),
     ("weights of a draft model", re.compile(r"(?:.*\.)?(?:midlayer|medusa\w*|eagle\w*|draft\w*)\.", re.IGNORECASE)),
@@ -143,8 +156,9 @@ def contents_of(source: Checkpoint, path: str) -> FileContents:
         names = source.names()
     except MdirError as exc:
         return FileContents(path, "other", f"no weights that can be read: {exc.message.partition(';')[0]:.120}")
-    if names and all(_OPTIMIZER.fullmatch(name) for name in names):
-        return FileContents(path, "optimizer", "the state of an optimizer")
+    told = told_by_names(names)
+    if told is not None:
+        return FileContents(path, *told)
     shapes: dict[str, Shape] = {}
     for name in names:
         try:
@@ -154,18 +168,34 @@ def contents_of(source: Checkpoint, path: str) -> FileContents:
     pairs = factor_pairs(shapes)
     if pairs:
         return FileContents(path, "adapter", of_factors(pairs), shapes)
-    n_empty = sum(0 in shape for shape in shapes.values())
-    if n_empty > len(shapes) // 2:
-        return FileContents(path, "placeholders", "empty placeholders, as DeepSpeed's ZeRO stage 3 leaves", shapes)
+    if (told := placeholders_among(source)) is not None:
+        return FileContents(path, *told, shapes)
     matrices = [name for name, shape in shapes.items() if len(shape) >= 2]
     if matrices:
-        n_optimizer = sum(_OPTIMIZER.fullmatch(name) is not None for name in matrices)
-        kind: FileKind = "optimizer" if 2 * n_optimizer > len(matrices) else "model"
-        detail = _of_weights(shapes) if kind == "model" else "the state of an optimizer"
-        return FileContents(path, kind, detail, shapes)
-    if all(_OPTIMIZER.fullmatch(name) for name in names):
-        return FileContents(path, "optimizer", "the state of an optimizer")
+        return FileContents(path, "model", _of_weights(shapes), shapes)
     return FileContents(path, "other", "no matrices", shapes)
+
+
+def told_by_names(names: Collection[str]) -> tuple[FileKind, str] | None:
+    """Return the kind and the contents of a file whose tensor names alone show that it holds no model."""
+    if names and all(_CHANGES.fullmatch(name) for name in names):
+        return "adapter", "an adapter's changes to a base model"
+    if names and all(name.rpartition(".")[2] == "flat_param" for name in names):
+        return "other", "flat vectors of FSDP, and only its program knows which weights they hold"
+    states = [name for name in names if _OPTIMIZER.fullmatch(name) or name.endswith(_MOMENTS)]
+    if 2 * len(states) > len(names) and not {name.rpartition(".")[0] for name in states} & set(names):
+        return "optimizer", "the state of an optimizer"
+    return None
+
+
+def placeholders_among(source: Checkpoint) -> tuple[FileKind, str] | None:
+    """Return the kind and the contents of a file if most of its tensors are empty."""
+    names = source.names()
+    if source.n_bytes > MOST_BYTES_OF_EMPTY * len(names):
+        return None  # spares reads of archives in which each tensor has a header of its own
+    if 2 * sum(0 in source.spec(name).shape for name in names) <= len(names):
+        return None
+    return "placeholders", "empty placeholders, as DeepSpeed's ZeRO stage 3 leaves"
 
 
 def _of_weights(names: Collection[str]) -> str:

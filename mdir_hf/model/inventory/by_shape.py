@@ -72,6 +72,7 @@ def resolve_by_shape(
         unplaced=tuple(sorted(matrices - placed_names)),
         notes=("its tensors have unknown names; shapes decided which is which", *notes),
         prefixes=() if stack is None else stack.prefixes,
+        why_main="the largest stack of layers with equal shapes",
         decided_by="shapes",
         channel_numbers=sizes.channel_numbers,
     )
@@ -123,15 +124,20 @@ def _embedding_and_head(tables: list[str]) -> tuple[str | None, str | None, tupl
 
 
 def common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-    """Return the most common side length of the matrices in a stack, or None."""
+    """Return the most common side length of the matrices in a stack, or None.
+
+    Of two lengths that are equally common, as in gated MLPs alone, the more common input is chosen.
+    """
     if stack is None:
         return None
     sides: Counter[int] = Counter()
+    inputs: Counter[int] = Counter()
     for index, suffixes in stack.names.items():
         for suffix in suffixes:
             shape = shapes[stack.tensor(index, suffix)]
             sides.update(set(shape) if len(shape) == 2 else ())
-    return sides.most_common(1)[0][0] if sides else None
+            inputs.update(shape[1:] if len(shape) == 2 else ())
+    return max(sides, key=lambda side: (sides[side], inputs[side])) if sides else None
 
 
 def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidden: int, sizes: ConfigSizes) -> Layer:
@@ -196,7 +202,8 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
     sizes = ConfigSizes(hidden_size=width)
     by_name, unplaced = place_layers(stack, sizes, [])
     by_name = tuple(
-        replace(layer, parts=layer.experts[0]) if layer.experts and not layer.parts else layer for layer in by_name
+        layer if layer.parts else replace(layer, parts=next(filter(None, (*layer.experts, *layer.shared_experts)), {}))
+        for layer in by_name
     )
     inside = [stack.tensor(index, suffix) for index, suffixes in stack.names.items() for suffix in suffixes]
     by_shape = resolve_by_shape({"hidden_size": width}, inside, shapes.__getitem__, is_language=False)

@@ -178,7 +178,7 @@ def may_have_other_stacks(names: Iterable[str], anatomy: Anatomy) -> bool:
 
     def is_in_layer(name: str) -> bool:
         split = split_at_layer(name)
-        if split is None or split[0] not in anatomy.prefixes or _is_expert(split[2]):
+        if split is None or split[0] not in anatomy.prefixes or "expert" in split[2]:
             return False
         return _layer_name(anatomy, *split[:2]) in layers
 
@@ -280,7 +280,7 @@ class _Weights:
                 label = LAST_LAYERS if is_predicted else BEYOND
             elif _is_vector(tensor):
                 return _vectors(LANGUAGE), layer
-            elif _is_expert(suffix):
+            elif _is_expert(suffix) or ("shared_expert" in suffix and not _has_experts(self.anatomy)):
                 label = EXTRA_EXPERTS
             elif (purpose := auxiliary_label(suffix)) is not None:
                 return ModelPart(f"{purpose} of the {LANGUAGE}", PartKind.AUXILIARY, LANGUAGE), layer
@@ -344,6 +344,10 @@ def _labels(own_prefixes: set[str], prefixes: set[str]) -> tuple[dict[str, str],
 
 def _is_expert(suffix: str) -> bool:
     return any(word in suffix for word in ("experts.", "expert.")) and "shared" not in suffix
+
+
+def _has_experts(anatomy: Anatomy) -> bool:
+    return any(layer.experts or layer.shared_experts for layer in anatomy.layers)
 
 
 def _vectors(owner: str) -> ModelPart:

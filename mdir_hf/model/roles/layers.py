@@ -257,7 +257,7 @@ def _place(stack: Stack, index: int, suffix: str, names: _Names, sizes: ConfigSi
             continue  # unknown; finding the number would require reading the shard's header
         if row.experts == "numbered" and expert_of(suffix, row) >= (sizes.n_experts or tables.MOST_EXPERTS):
             return False  # LongCat stores some of its experts that do nothing
-        if row.experts == "numbered" and sizes.is_dense:
+        if row.experts in ("numbered", "shared") and sizes.is_dense:
             return False  # the class of this config loads no experts
         if not all(layout is None or layout.is_known(heads) for _, layout in row.parts):
             return False  # the name is known but the config does not determine the layout, so later rows must not guess

@@ -12,7 +12,7 @@ from mdir_hf.model.roles.parts import StoredWeight, WeightPart, WeightProduct
 
 WRAPPERS = (
     *("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module", "original_module", "base_layer"),
-    *("modules_to_save.default", "modules_to_save"),
+    *("modules_to_save.default", "modules_to_save", "0.auto_model"),
 )
 """Name components that denote a wrapper."""
 
@@ -21,7 +21,7 @@ TRAINED_COPY, ORIGINAL = "modules_to_save", "original_module"
 the plain name, because a class loads that one."""
 
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:" + "|".join(map(re.escape, WRAPPERS)) + r")\.")
-_MENTIONS = re.compile("_mod|module|base_layer")
+_MENTIONS = re.compile("_mod|module|base_layer|auto_model")
 
 
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:

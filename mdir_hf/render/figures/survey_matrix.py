@@ -25,7 +25,7 @@ from mdir_hf.render.figures.sheet import (
 )
 from mdir_hf.render.figures.theme import EVIDENCE_TICKS, Theme, evidence_shade, ink_on, theme_of
 from mdir_hf.report import Verdict
-from mdir_hf.report.words import ICON
+from mdir_hf.report.words import ICON, counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,7 +113,7 @@ def _draw(
     n_related = sum(squares.verdicts[i][j] == Verdict.HOMOLOGOUS.value for i, j in compared)
     title = f"{n_related} of {len(compared)} compared pairs share weight ancestry"
     families = [] if groups is None else [group for group in groups if len(group) > 1]
-    in_groups = "" if groups is None else f". Frames: {_counted(len(families), 'group')} of relatives"
+    in_groups = "" if groups is None else f". Frames: {counted(len(families), 'group')} of relatives"
     cell = min(LARGEST_CELL, SIDE / n)
     side = cell * n
     width = max(WIDTH, _NAMES + side + _RIGHT)
@@ -153,13 +153,9 @@ def _draw(
     figure.text(0.15 / width, 0.14 / figure.get_size_inches()[1], legend, color=theme.ink, fontsize=SMALL_SIZE)
     largest = max(families, key=len, default=[])
     most = f", the largest of {len(largest)}" if largest else ""
-    grouped = "" if groups is None else f" They form {_counted(len(families), 'group')} of two or more{most}."
-    figure.set_label(f"Matrix of {_counted(n, 'model')}: {title}.{grouped}")
+    grouped = "" if groups is None else f" They form {counted(len(families), 'group')} of two or more{most}."
+    figure.set_label(f"Matrix of {counted(n, 'model')}: {title}.{grouped}")
     return figure
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def _draw_cells(

@@ -12,7 +12,7 @@ from mdir_hf.comparison.progress import LOOKED_FOR
 from mdir_hf.installing import install_command
 from mdir_hf.lineage.family import Family
 from mdir_hf.render.reproduce import align_command, compare_command
-from mdir_hf.render.sections import counted
+from mdir_hf.report.words import counted
 from mdir_space.html.links import query_of
 from mdir_space.html.templates import render
 from mdir_space.jobs.estimate import Pace, bytes_of, duration_text, size_text

@@ -80,25 +80,58 @@ def nested(component, depth):
     return component
 
 
-def test_a_bill_whose_statements_all_hold_passes(hub, tuned, status):
+def whole(hub, tuned):
+    """Return me/tuned with true digests of all its files."""
     files = [a_file(name, stored(hub, name).sha256) for name in ("model.safetensors", "note.pt", "config.json")]
-    whole = tuned(components=files, hashes=[sha256(stored(hub, "model.safetensors").sha256)])
-    bills = [
-        tuned(),
-        whole,
-        tuned(commit=abbreviated(commit_of(hub, "me/tuned"))),
-        nested(whole, 100),
-        tuned(bases=[]) | {"modelCard": {"properties": [{"name": "base_model", "value": "owner/base"}]}},
-        tuned() | ancestor(listed("owner/base", commit=commit_of(hub, "owner/base"))),
-        {**tuned(), "type": "library"},
-        tuned(components=[{**a_file("wiki", "0" * 64), "type": "data"}]),
-    ]
-    assert status(document(tuned(), a_file("setup.py", "0" * 64)), "all") == (0, [])
-    for bill in bills:
-        assert status(document(bill), "all") == (0, [])
-        assert status(document(bill)) == (0, [])
-    assert status(document(metadata={"component": whole}), "pins, digests,bases") == (0, [])
-    assert status(document(services=[whole]), "pins", "digests") == (0, [])
+    return tuned(components=files, hashes=[sha256(stored(hub, "model.safetensors").sha256)])
+
+
+TRUE_BILLS = {
+    "commit and base": lambda hub, tuned: document(tuned()),
+    "beside an application": lambda hub, tuned: document(tuned(), a_file("setup.py", "0" * 64)),
+    "digests of all files": lambda hub, tuned: document(whole(hub, tuned)),
+    "abbreviated commit": lambda hub, tuned: document(tuned(commit=abbreviated(commit_of(hub, "me/tuned")))),
+    "at a depth of 100": lambda hub, tuned: document(nested(whole(hub, tuned), 100)),
+    "base in a model card": lambda hub, tuned: document(
+        tuned(bases=[]) | {"modelCard": {"properties": [{"name": "base_model", "value": "owner/base"}]}}
+    ),
+    "base at a commit": lambda hub, tuned: document(
+        tuned() | ancestor(listed("owner/base", commit=commit_of(hub, "owner/base")))
+    ),
+    "a library": lambda hub, tuned: document({**tuned(), "type": "library"}),
+    "data": lambda hub, tuned: document(tuned(components=[{**a_file("wiki", "0" * 64), "type": "data"}])),
+    "in the metadata": lambda hub, tuned: document(metadata={"component": whole(hub, tuned)}),
+    "in a service": lambda hub, tuned: document(services=[whole(hub, tuned)]),
+}
+
+
+def mutations_of_a_bill(text, commits, files):
+    """Yield bills with one other base, commit, or digest of a file of the model."""
+    yield "another base", text.replace("owner/base", "owner/stranger")
+    yield "no base", text.replace("owner/base", "owner/gone")
+    yield "another model", text.replace("me/tuned", "owner/stranger")
+    for digest in files:
+        yield f"digest {digest[:8]}", text.replace(digest, digest[::-1])
+    for commit in commits:
+        digits = next((commit[:n] for n in range(40, 7, -1) if f"@{commit[:n]}" in text), None)
+        if digits is not None:
+            yield f"commit {digits}", text.replace(f"@{digits}", f"@{'0' * len(digits)}")
+
+
+@pytest.mark.parametrize("bill", TRUE_BILLS)
+def test_a_true_bill_passes_and_every_mutation_of_it_fails(hub, tuned, status, bill):
+    content = TRUE_BILLS[bill](hub, tuned)
+    for conditions in (["all"], [], ["pins, digests,bases"], ["pins", "digests"]):
+        assert status(content, *conditions) == (0, [])
+    commits = [commit_of(hub, name) for name in ("me/tuned", "owner/base")]
+    files = [stored(hub, name).sha256 for name in ("model.safetensors", "note.pt", "config.json")]
+    text = content.decode()
+    n_mutations = 0
+    for name, mutated in mutations_of_a_bill(text, commits, files):
+        if mutated != text:
+            n_mutations += 1
+            assert status(mutated.encode(), "all")[0] in (1, 3), name
+    assert n_mutations >= 4
 
 
 def purl(base, qualifiers):

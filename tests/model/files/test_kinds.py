@@ -50,6 +50,53 @@ def test_a_model_with_thin_matrices_is_no_adapter():
     assert not factor_pairs({**thin, "layers.0.attn.o.weight": (WIDTH, WIDTH)})
 
 
+OTHER_CHANGES = {
+    "LoHa": ["m_{}_up.hada_w1_a", "m_{}_up.hada_w1_b", "m_{}_up.hada_w2_a", "m_{}_up.hada_w2_b", "m_{}_up.alpha"],
+    "LoKr": ["layers.{}.up.lokr_w1", "layers.{}.up.lokr_w2_a", "layers.{}.up.lokr_w2_b"],
+    "IA3": ["base_model.model.layers.{}.k_proj.ia3_l"],
+    "differences": ["layers.{}.mlp.up_proj.weight_diff"],
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_CHANGES)
+@pytest.mark.parametrize("write", [saved, safetensors_bytes], ids=["pickle", "safetensors"])
+def test_changes_that_are_no_factors_are_not_read_as_a_model(kind, write):
+    tensors = {name.format(layer): torch.randn(8, WIDTH) for name in OTHER_CHANGES[kind] for layer in range(2)}
+    with pytest.raises(UnsupportedFormatError, match="only an adapter's changes to a base model; merge them"):
+        open_checkpoint(MemoryTree({f"model.{'pt' if write is saved else 'safetensors'}": write(tensors)}))
+
+
+@pytest.mark.parametrize("moments", [("exp_avg", "exp_avg_sq"), ("m", "v")], ids=["torch", "mlx"])
+def test_an_optimizer_in_a_weight_file_is_not_read_as_a_model(moments):
+    states = {f"{name}.{moment}": tensor.clone() for name, tensor in model().items() for moment in moments}
+    files = {"state.safetensors": safetensors_bytes(states | {"step": torch.ones(1)})}
+    with pytest.raises(UnsupportedFormatError, match="holds only the state of an optimizer; name the file"):
+        open_checkpoint(MemoryTree(files))
+    assert open_checkpoint(MemoryTree({"x.safetensors": safetensors_bytes(states | model())})).names()
+    files["weights.safetensors"] = safetensors_bytes(model())
+    assert open_checkpoint(MemoryTree(files)).paths == ("weights.safetensors",)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "contents"),
+    [
+        ({f"layers.{i}.flat_param": torch.zeros(99) for i in range(2)}, "flat vectors of FSDP"),
+        (dict.fromkeys(model(), torch.zeros(0)), "empty placeholders, as DeepSpeed's ZeRO stage 3 leaves"),
+    ],
+    ids=["flat", "empty"],
+)
+def test_a_file_that_needs_other_ranks_is_not_read_as_a_model(tensors, contents):
+    with pytest.raises(UnsupportedFormatError, match=f"holds only {contents}.*; save the whole state dict on one rank"):
+        open_checkpoint(MemoryTree({"pytorch_model.bin": saved(tensors)}))
+
+
+def test_averaged_weights_beside_a_state_dict_are_mentioned():
+    files = {"last.ckpt": saved({"model": model(), "ema": model(), **OPTIMIZER, "epoch": 3})}
+    source = open_checkpoint(MemoryTree(files))
+    assert set(source.names()) == set(model())
+    assert source.description.notes == ("not read in last.ckpt, beside the model: ema, optimizer",)
+
+
 NAMES = (
     *("optimus-1b.pth", "explora-1b.pth", "nevaeh.pt", "model_optim_rng.pt", "pytorch_model_lora_merged.bin"),
     *("scheduler.pt", "x.ckpt", "training_args.bin", "weights.bin"),
@@ -91,6 +138,7 @@ def test_a_folder_without_a_model_says_what_each_file_holds():
 RANKS = {
     "FSDP": ("model_world_size_2_rank_{}.pt", r"2 slices for the ranks of sharded training \(FSDP\)"),
     "tensor parallel": ("model-mp-rank-{}.pt", "2 slices for tensor parallelism"),
+    "pipeline": ("layer_0{}-model_00-model_states.pt", "2 slices for pipeline parallelism"),
     "unknown": ("rank{}.pt", "2 slices for the ranks of a run"),
 }
 

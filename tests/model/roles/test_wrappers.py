@@ -30,6 +30,7 @@ WRITERS = {
         + re.sub(r"layers\.(\d)\.", r"layers.\1._fsdp_wrapped_module._checkpoint_wrapped_module.", name)
     ),
     "checkpointed MLP": lambda name: name.replace(".mlp.", ".mlp._checkpoint_wrapped_module."),
+    "sentence-transformers": lambda name: f"0.auto_model.{name}",
     "DDP": lambda name: f"module.{name}",
     "PEFT": lambda name: "base_model.model." + re.sub("(q_proj|v_proj).weight", r"\1.base_layer.weight", name),
     "PEFT's original": lambda name: name.replace("embed_tokens.weight", "embed_tokens.original_module.weight"),

@@ -18,11 +18,12 @@ from mdir_hf.model.files.adapters.config import (
     has_adapter,
     read_adapter_config,
 )
-from mdir_hf.model.files.adapters.placing import Placement
+from mdir_hf.model.files.adapters.placing import HEAD, Placement
 from mdir_hf.model.files.adapters.row_changes import RowChange
 from mdir_hf.model.files.decode import check_finite
 from mdir_hf.model.files.ranged import IntArray, check_rows
 from mdir_hf.model.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
+from mdir_hf.report.words import counted
 
 KEPT_TENSORS = 16
 """Maximum number of small adapter tensors in the cache."""
@@ -96,7 +97,7 @@ class AdaptedSource:
 
     def names(self) -> tuple[str, ...]:
         """Return the sorted names of all tensors."""
-        return tuple(sorted({*self._base.names(), *self._replaced}))
+        return tuple(sorted({*self._base.names(), *self._replaced, *([HEAD] if self._placed.head else [])}))
 
     def spec(self, name: str) -> TensorSpec:
         """Return a tensor's spec."""
@@ -110,7 +111,9 @@ class AdaptedSource:
     def contents(self) -> Iterator[StoredTensor]:
         """Yield every tensor, with adapter tensors assigned to the weights that they change."""
         for tensor in self._base.contents() if isinstance(self._base, ListsContents) else ():
-            if tensor.weight in self._replaced:
+            if tensor.weight == self._placed.head:
+                yield replace(tensor, weight=HEAD)
+            elif tensor.weight in self._replaced:
                 yield replace(tensor, reason=tensor.reason or "the adapter replaces it")
             else:
                 yield replace(tensor, reason=tensor.reason or self._blocked.get(tensor.weight))
@@ -156,6 +159,8 @@ class AdaptedSource:
 
     def _origin(self, name: str) -> tuple[TensorSource, str]:
         stored = self._replaced.get(name)
+        if name == HEAD and self._placed.head is not None:
+            return self._base, self._placed.head
         return (self._base, name) if stored is None else (self._adapter, stored)
 
     def _unchanged_spec(self, name: str) -> TensorSpec:
@@ -280,17 +285,17 @@ class AdaptedSource:
         if self._changes:
             scale = "alpha / sqrt(r)" if config.is_rank_stabilized else "alpha / r"
             rescaled = ", rescaled to learnt lengths," if config.has_magnitudes else ""
-            clauses.append(f"W = W_base + ({scale}) B A{rescaled} for {_count(len(self._changes), 'module')}")
+            clauses.append(f"W = W_base + ({scale}) B A{rescaled} for {counted(len(self._changes), 'module')}")
         if self._row_changes:
-            clauses.append(f"{config.method} on {_count(len(self._row_changes), 'weight')}")
+            clauses.append(f"{config.method} on {counted(len(self._row_changes), 'weight')}")
         if self._blocked:
             why = config.not_applied or next(iter(self._doubts.values()), "lacks tensors")
-            clauses.append(f"{_count(len(self._blocked), 'changed weight')} not compared, because the adapter {why}")
+            clauses.append(f"{counted(len(self._blocked), 'changed weight')} not compared, because the adapter {why}")
         if self._token_rows:
             n_rows = sum(len(places) for _, places in self._token_rows.values())
-            clauses.append(f"{_count(n_rows, 'token row')} replaced")
+            clauses.append(f"{counted(n_rows, 'token row')} replaced")
         if self._replaced:
-            clauses.append(f"{_count(len(self._replaced), 'tensor')} saved whole")
+            clauses.append(f"{counted(len(self._replaced), 'tensor')} saved whole")
         return f"{label}; {', '.join(clauses) if clauses else 'it changes nothing'}."
 
 
@@ -303,10 +308,6 @@ def _row_scale(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch
     lengths = torch.linalg.norm(values, dim=1)
     scale: torch.Tensor = factors.magnitude[torch.from_numpy(rows)].to(values.dtype) / lengths
     return scale[:, None]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 __all__ = [

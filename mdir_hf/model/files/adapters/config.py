@@ -72,6 +72,7 @@ class AdapterConfig:
         is_transposed: Whether square matrices are stored ``(d_in, d_out)``.
         has_magnitudes: Whether rows are rescaled to learned lengths (DoRA).
         token_rows: Numbers of the replaced rows, keyed by module name suffix; an empty suffix means the embedding.
+        ties_weights: Whether a tied head follows a retrained embedding.
         parameters: Name suffixes listed in ``target_parameters``.
         not_applied: Reason why changed tensors cannot be read, completing "an adapter that …", or None.
     """
@@ -88,6 +89,7 @@ class AdapterConfig:
     is_transposed: bool = False
     has_magnitudes: bool = False
     token_rows: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    ties_weights: bool = False
     parameters: tuple[str, ...] = ()
     settings: KindSettings = field(default_factory=KindSettings)
     not_applied: str | None = None
@@ -210,6 +212,7 @@ def read_adapter_config(tree: FileTree) -> AdapterConfig:
         is_transposed=bool(lora.fan_in_fan_out),
         has_magnitudes=bool(lora.use_dora),
         token_rows=_by_module(lora.trainable_token_indices),
+        ties_weights=bool(features.get("ensure_weight_tying")),
         parameters=parameters,
         not_applied=why,
     )

@@ -22,6 +22,9 @@ from mdir_hf.model.files.adapters.row_changes import KINDS, SHARED_SLOTS, Expert
 from mdir_hf.model.sources import TensorSource
 
 _SORTED_AS_LORA = frozenset({"LORA", "TRAINABLE_TOKENS", "LN_TUNING"})
+HEAD = "lm_head.weight"
+"""Name of a head that is no longer tied to the embedding."""
+
 _OF_CONVOLUTIONS = frozenset({"hada_t1", "hada_t2", "lokr_t2"})
 
 
@@ -43,6 +46,8 @@ class Placement:
     Attributes:
         biases: Tensors to add to biases, each with its scaling.
         bias_factors: Factors that scale biases (IA3).
+        head: Name of the base's embedding, if the adapter saves a whole embedding and no head, so that PEFT leaves a
+            tied head as it was. None otherwise.
         token_rows: Name of an adapter tensor, and a mapping from replaced rows of the base to rows of that tensor.
         blocked: Reasons why weights cannot be read.
     """
@@ -60,6 +65,7 @@ class Placement:
         self.row_changes: dict[str, RowChange] = {}
         self.blocked: dict[str, str] = {}
         self.owners: dict[str, str] = {}
+        self.head: str | None = None
         if not config.changes_weights:
             return
         if config.kind in _SORTED_AS_LORA:
@@ -99,6 +105,8 @@ class Placement:
                 bias = base_names.find(f"{module}.bias")
                 if change.bias is not None and bias is not None:
                     self.biases[bias] = (change.bias, self.changes[weight].scaling)
+        if self.head in (*self.changes, *self.token_rows, *self.blocked):
+            self.head = None  # a merge changes both uses of the tied weight
 
     def _tied_to(self, change: ModuleChange, modules: Mapping[str, ModuleChange], base_names: BaseNames) -> str | None:
         """Return the weight whose token rows PEFT saved a second time, for a module that is tied to it, or None."""
@@ -118,7 +126,15 @@ class Placement:
             if replaced in self.replaced:
                 raise self._corrupt(f"the adapter holds two tensors for {replaced!r}")
             self.replaced[replaced] = stored
+        names = {*self._base.names(), *self.replaced}
+        if not self._config.ties_weights and not any(name.endswith(HEAD) for name in names):
+            self.head = next((name for name in self.replaced if self._leaves_head(name)), None)
         return BaseNames({*self._base.names(), *self.replaced}) if self.replaced else base
+
+    def _leaves_head(self, name: str) -> bool:
+        if not name.endswith("embed_tokens.weight") or name not in self._base.names():
+            return False
+        return self._base.spec(name).shape == self._adapter.spec(self.replaced[name]).shape
 
     def _no_such_weight(self, module: str) -> UnsupportedFormatError:
         return UnsupportedFormatError(

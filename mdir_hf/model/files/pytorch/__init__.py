@@ -13,10 +13,10 @@ from mdir_hf.budgets import PICKLE
 from mdir_hf.errors import CheckpointError, CorruptCheckpointError, UnsupportedFormatError, naming
 from mdir_hf.model.files.decode import DTYPES, Encoding, check_finite, result_dtype
 from mdir_hf.model.files.pytorch.archive import TORCH_ALIGNMENT, Archive, Entry, NoArchiveError
-from mdir_hf.model.files.pytorch.machine import find_tensors, read_pickle
+from mdir_hf.model.files.pytorch.machine import find_tensors, read_pickle, unread_parts
 from mdir_hf.model.files.pytorch.objects import PickledTensor, UnreadableTensor
 from mdir_hf.model.files.ranged import IntArray, check_rows
-from mdir_hf.model.files.shards import Header, ShardedTensors
+from mdir_hf.model.files.shards import Header, ShardedTensors, list_some
 from mdir_hf.model.sources import ByteSource, TensorSpec, excess_of_shape
 
 _SMALL_ENTRIES_N_BYTES = 4096
@@ -65,6 +65,8 @@ class PytorchSource(ShardedTensors):
             content = read_pickle(archive.content(pickle_entry), label=source.label)
             leaves = find_tensors(content, as_named=self._index is not None, is_shard=len(self.paths) > 1)
         archive.forget()
+        if unread := unread_parts(content):
+            self.add_note(f"not read in {path}, beside the model: {list_some(unread, 8)}")
         return _Specs(leaves, archive, path, root, alignment)
 
     def _pieces(self, spec: TensorSpec, encoding: Encoding) -> Iterator[torch.Tensor]:

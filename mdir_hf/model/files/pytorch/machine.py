@@ -33,6 +33,7 @@ _WRAPPERS = frozenset(("_orig_mod", "_forward_module", "_fsdp_wrapped_module", "
 """Name components inserted by torch.compile, Lightning Fabric, FSDP and its checkpointing."""
 
 _MAX_NESTING = 12
+_MOST_SHOWN = 40
 _MAX_VISITED = 2_000_000
 _MAX_TENSORS = 200_000
 _MAX_NAMES_N_CHARACTERS = 64 << 20
@@ -59,7 +60,7 @@ def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False
         UnsupportedFormatError: If the data contains no state dict.
         CorruptCheckpointError: If there are more tensors or names than the limits.
     """
-    chosen = _choose(root)
+    chosen, _ = _choose(root)
     bounds = _Bounds()
     _collect(chosen, "", 0, bounds)
     if isinstance(root, Leaf) or not (bounds.leaves or (is_shard and root == {})):
@@ -70,14 +71,23 @@ def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False
     return bounds.leaves if as_named else _without_wrappers(bounds.leaves)
 
 
-def _choose(root: object) -> object:
+def unread_parts(root: object) -> list[str]:
+    """Return the keys of other parts with tensors beside the state dict, such as an optimizer or averaged weights."""
+    return _choose(root)[1]
+
+
+def _choose(root: object) -> tuple[object, list[str]]:
+    """Return the state dict, and the keys beside it that hold tensors, too."""
+    unread: list[str] = []
     for _ in range(_MAX_NESTING):
-        parts = [root.get(key) for key in _HOLDS_THE_WEIGHTS] if isinstance(root, dict) else []
-        inner = next((part for part in parts if isinstance(part, dict) and _holds_tensors(part)), None)
-        if inner is None:
+        parts = root if isinstance(root, dict) else {}
+        holders = [key for key, part in parts.items() if isinstance(part, dict) and _holds_tensors(part)]
+        chosen = next((key for key in _HOLDS_THE_WEIGHTS if key in holders), None)
+        if chosen is None:
             break
-        root = inner
-    return root
+        unread += [str(key)[:_MOST_SHOWN] for key in holders if key != chosen]
+        root = parts[chosen]
+    return root, unread
 
 
 def _holds_tensors(value: object, depth: int = 3) -> bool:

@@ -145,6 +145,26 @@ def test_other_token_rows_of_a_head_that_the_base_lacks_are_refused(tmp_path):
         tied_head(tmp_path, lambda rows: rows + 1)
 
 
+@pytest.mark.parametrize("ties", [True, False])
+def test_a_tied_head_keeps_the_rows_of_the_base(tmp_path, ties):
+    """PEFT retrains a copy of the embedding, and leaves the tied head as it was unless told otherwise."""
+    make_base(tmp_path / "base")
+    path = tmp_path / "base" / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    del tensors["lm_head.weight"]
+    safetensors.torch.save_file(tensors, path)
+    old, new = tensors["model.embed_tokens.weight"], torch.randn_like(tensors["model.embed_tokens.weight"])
+    saved = {"base_model.model.model.embed_tokens.weight": new}
+    adapter = write_adapter(tmp_path / "adapter", saved, ensure_weight_tying=ties, modules_to_save=["embed_tokens"])
+    source = adapted_source(adapter, tmp_path / "base")[0]
+    assert torch.equal(source.read("model.embed_tokens.weight"), new)
+    assert ("lm_head.weight" in source.names()) is not ties
+    if not ties:
+        assert torch.equal(source.read("lm_head.weight"), old)
+        stored = {tensor.weight: tensor.reason for tensor in source.contents()}
+        assert stored["lm_head.weight"] is None and stored["model.embed_tokens.weight"] is None
+
+
 def test_an_embedding_that_was_resized_is_the_adapters(tmp_path):
     adapted = make_adapted(
         tmp_path,

@@ -1,7 +1,5 @@
 """A merge that its recipe gives is confirmed, and every mutation of the merge or of the recipe is rejected."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

@@ -27,13 +27,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
 from benchmarks.runner import Benchmark, Case, Row
 from mdir_hf.demo.training import encode, optimize, train_byte_level_bpe
+
+if TYPE_CHECKING:
+    from mdir_hf import HomologyReport
 
 DOCSTRING = re.compile(r'"""(.{40,}?)"""', re.DOTALL)
 LEVELS = ("auto", "layers")
@@ -366,20 +369,34 @@ def compared(
 ) -> dict[str, Any]:
     """Compare two models of a folder."""
     from benchmarks.paper.changed_tokenizer import traces
-    from benchmarks.strangers import statistics
     from mdir_hf import compare
 
     reference, candidate = (folder / name for name in names)
     began = time.perf_counter()
-    report = compare(reference, candidate, level=level, progress=False, use_caches=False, device=device)
+    report = compare(reference, candidate, level=level, describes=True, progress=False, use_caches=False, device=device)
     row = {
-        "a": names[0], "b": names[1], "level": level, "related": is_related, **statistics(report),
+        "a": names[0], "b": names[1], "level": level, "related": is_related, **numbers(report),
         "reason": None if report.reason is None else report.reason.value,
         "seconds": round(time.perf_counter() - began, 2),
     }  # fmt: skip
     if "retokenised" in names[1] and level == "auto":
         row["table_4"] = traces(reference, candidate)
     return row
+
+
+def numbers(report: HomologyReport) -> Row:
+    """Return the numbers of a report on models without common tokens or layers, too."""
+    embedding, neurons, layers = report.embedding, report.neurons, report.layers
+    best = None if neurons is None else max(map(max, neurons.own_number))
+    return {
+        "verdict": report.verdict.value,
+        "log10_p": report.log10_p,
+        "trace_over_rank": None if embedding is None else embedding.normalized_trace,
+        "neurons_own_number": best,
+        "neurons_tested": None if neurons is None else neurons.tested,
+        "layers_log10_p": None if not layers else min((match.log10_p for match in layers.matches), default=0.0),
+        "layers_matched": None if not layers else len(layers.matches),
+    }
 
 
 def _one_thread() -> None:

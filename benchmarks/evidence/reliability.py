@@ -25,7 +25,7 @@ def reliability_section(results: Results) -> str:
         [
             "## Reliability",
             WRONG,
-            table("what was done | times | outcomes | wrong answers | command", rows),
+            table(["what was done", "times", "outcomes", "wrong answers", "command"], rows),
             "[Sixty visitors at once](guides/space.md#visitors) were measured on a Space.",
         ]
     )

@@ -1,7 +1,5 @@
 """A small population of known ancestry: three families, two tokenizers, strangers."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.specimens import gaussian, tokens, write_model

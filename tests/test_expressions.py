@@ -4,8 +4,6 @@ Files, names and server responses are untrusted, and an expression that backtrac
 count steps instead of measuring time: for four times the length, linear work grows 4 times and quadratic work 16 times.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """Names of models as one short line."""
 
-from __future__ import annotations
-
 import ast
 import unicodedata
 from pathlib import Path

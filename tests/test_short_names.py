@@ -1,7 +1,5 @@
 """The folder that local models share is stated once."""
 
-from __future__ import annotations
-
 import pytest
 
 from mdir_hf.names import without_common_folder, without_folder

@@ -1,7 +1,5 @@
 """Other projects' metrics, on cases with a known result and against written-out definitions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

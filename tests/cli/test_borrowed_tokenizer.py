@@ -1,7 +1,5 @@
 """``--tokenizer`` and ``--candidate-tokenizer`` name a vocabulary if a repository ships none."""
 
-from __future__ import annotations
-
 import json
 
 from mdir_hf.cli import main

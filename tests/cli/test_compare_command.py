@@ -1,7 +1,5 @@
 """``mdir-hf compare`` on the command line and in scripts."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """``mdir-hf index build``, and the search of an index by ``mdir-hf family``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``mdir-hf inspect`` shows how a comparison reads a model, without reading its weights."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

@@ -1,7 +1,5 @@
 """A mistyped command, option or model gets the nearest name suggested; shells complete known names."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -1,7 +1,5 @@
 """``mdir-hf index publish`` proposes surveys and indexes to a data set; ``family`` searches a published index."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """``mdir-hf survey`` on the command line."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

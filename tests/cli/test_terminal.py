@@ -1,7 +1,5 @@
 """Output in a terminal: width, colour, progress bars and Ctrl-C."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

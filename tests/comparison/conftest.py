@@ -1,7 +1,5 @@
 """Fixtures of whole comparisons: a small base model, and a function that saves models."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.comparison.relatives import SIZES

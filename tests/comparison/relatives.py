@@ -1,7 +1,5 @@
 """Small models, and edits that make relatives and disguised copies of them."""
 
-from __future__ import annotations
-
 import copy
 import json
 

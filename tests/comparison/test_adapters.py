@@ -1,7 +1,5 @@
 """PEFT adapters end to end: resolved to their base, reported as adapters, and unable to reach local files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """The verdict rules, one by one, just below and just above each limit."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Facts on equal values: they name both ways in which these can come about, and no model as the first."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

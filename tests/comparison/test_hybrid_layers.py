@@ -1,7 +1,5 @@
 """Hybrids and mixers: neurons are compared in MLPs or mixers, and layers keep the checkpoint's numbers."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Models with latent attention: relatives are found, also with rotated latents and reordered neurons."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Level ``layers``: which layers of copies, pruned, reordered and hidden models match, and the table of projections."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -132,8 +132,7 @@ def test_experts_past_the_declared_number_decide_nothing_and_are_named(tmp_path)
     folders = [tmp_path / name for name in ("victim", "other")]
     for seed, folder in enumerate(folders):
         torch.manual_seed(seed)
-        MixtralForCausalLM(MixtralConfig(**sizes)).save_pretrained(folder)
-        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(512))))
+        save_pretrained(folder, MixtralForCausalLM(MixtralConfig(**sizes)))
     experts = {name: tensor for name, tensor in layer_tensors(folders[0]).items() if ".experts." in name}
     extra = {re.sub(r"experts\.(\d+)", lambda at: f"experts.{int(at[1]) + 4}", name): v for name, v in experts.items()}
     folder = add(folders[1], tmp_path / "own", extra)

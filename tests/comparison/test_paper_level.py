@@ -1,7 +1,5 @@
 """Level ``paper``: Algorithms 1 to 3 as printed, on all rows of small models."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

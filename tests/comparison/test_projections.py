@@ -1,7 +1,5 @@
 """The table of projections names eleven kinds of edit under noise, and finds none in strangers."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

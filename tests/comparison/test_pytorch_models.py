@@ -1,7 +1,5 @@
 """PyTorch checkpoints end to end: on the loopback Hub and in folders, under the names that users give."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole models in published quantisation formats, compared with how transformers loads the same files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Dense models upcycled to mixtures of experts: copies in any order, with noise, and one new expert."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -7,8 +7,6 @@ against pyproject and the Makefile. Text blocks do not run, but our commands in 
 The recipes of ``docs/scale.md`` and of the atlas need the Hub's Jobs or hundreds of models, so they only have to parse.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import pkgutil

@@ -3,8 +3,6 @@
 ``python -m tests.docs.test_notebooks`` runs them on ``demo-out`` and stores their output.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Requirements of a release: valid links in the README, metadata, installable pins, consistent versions."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """The site matches the program: words of a report, errors, public names, stored reports."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Every attack in docs/attacks.md has a defence and names tests that exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs killed while they write, at a few points here; ``make faults`` tries 200 of each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

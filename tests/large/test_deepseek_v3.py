@@ -1,7 +1,5 @@
 """A checkpoint with the shape of DeepSeek-V3 (671B, 163 shards, FP8, MLA, experts) is compared like any other."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints with the widths of Llama-3.1-8B and one layer each are settled with a tiny share of their bytes."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

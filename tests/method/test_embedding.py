@@ -1,7 +1,5 @@
 """One look at the rows of two embeddings: the textbook's p, invariances, planted copies, and strangers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

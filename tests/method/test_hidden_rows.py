@@ -1,7 +1,5 @@
 """Moved rows: permuted heads, permuted neurons, and strangers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

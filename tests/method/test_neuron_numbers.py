@@ -1,7 +1,5 @@
 """Neurons by number: the exact bound for few neurons, partners found without numbers, rotations, and a forger."""
 
-from __future__ import annotations
-
 import math
 from itertools import permutations, product
 

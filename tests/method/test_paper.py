@@ -1,7 +1,5 @@
 """Algorithms 1 to 3 as printed: closed forms, invariances, strangers, and numpy."""
 
-from __future__ import annotations
-
 import math
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """The power of a test without a significant result, checked against planted copies and against the bound itself."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

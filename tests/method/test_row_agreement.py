@@ -1,7 +1,5 @@
 """Sampled rows under their own numbers: the bound, the reason to centre rows, and the meaning of the shares."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ It is not a test dependency, because with its own dependencies it takes a gigaby
 gptqmodel`` to enable these cases (version 7.7 runs without a GPU).
 """
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hidden models of several architectures, aligned with their base."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Four renderings of one description contain all its text."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from html import unescape

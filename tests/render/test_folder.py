@@ -1,7 +1,5 @@
 """Saving a report: its files are complete or absent."""
 
-from __future__ import annotations
-
 import os
 import sys
 

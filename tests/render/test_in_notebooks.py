@@ -1,7 +1,5 @@
 """A report in a notebook: as a pandas DataFrame, and as the card of a cell."""
 
-from __future__ import annotations
-
 import re
 import sys
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """The Markdown form, rendered: names are text, never links, images or markup."""
 
-from __future__ import annotations
-
 import pytest
 
 from mdir_hf.names import shown_name

@@ -1,7 +1,5 @@
 """The saved page: wording, structure, and escaping of names."""
 
-from __future__ import annotations
-
 import html.parser
 import re
 

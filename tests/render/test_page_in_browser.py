@@ -1,7 +1,5 @@
 """The saved page in a browser fits a phone, follows the colour scheme, runs no scripts and passes axe."""
 
-from __future__ import annotations
-
 import shutil
 import time
 

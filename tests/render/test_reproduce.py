@@ -1,7 +1,5 @@
 """The commands that reproduce a report, in a shell and in Python."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """The sentence of a report names both models and claims no more than the evidence shows."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

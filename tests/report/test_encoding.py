@@ -1,7 +1,5 @@
 """A report as JSON: round trips, validation, the shipped schema, and reports of older versions."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from importlib.resources import files

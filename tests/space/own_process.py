@@ -1,7 +1,5 @@
 """Run jobs of the Space in the process of the test."""
 
-from __future__ import annotations
-
 from mdir_space.jobs.access import find_access
 from mdir_space.jobs.family import FamilyJob
 from mdir_space.jobs.question import family_question

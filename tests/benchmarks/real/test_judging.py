@@ -1,7 +1,5 @@
 """The pairs of real models that are judged, and their true labels."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

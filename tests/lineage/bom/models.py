@@ -1,7 +1,5 @@
 """A family on the loopback Hub: a base, a stranger, and models that declare a base."""
 
-from __future__ import annotations
-
 from tests.specimens import gaussian, write_model
 
 V, N = 1200, 64

@@ -1,7 +1,5 @@
 """Bills of materials of other programs: their claims are read, and checked against the Hub and the weights."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

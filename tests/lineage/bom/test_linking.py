@@ -1,7 +1,5 @@
 """Cards and badges that link a bill of materials."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """``verify --bom --require``: exit status 0 only if every statement of a bill of materials was checked and holds."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Bills of materials of measured models: valid, deterministic, and honest about direction."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A lineage section in a model card, printed or proposed to the loopback Hub."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Front matter is read as data; a change of a field keeps every other byte."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The declared relation "quantized" is tested: values within the step of the code are confirmed, others are not."""
 
-from __future__ import annotations
-
 import json
 import re
 

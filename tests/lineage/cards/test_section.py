@@ -1,7 +1,5 @@
 """The section between its markers is recognised as Markdown does and replaced as a whole."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Declared base models and measured ancestry, against the loopback Hub."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """The atlas: its list, interrupted builds, missing models, publishing and searches."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

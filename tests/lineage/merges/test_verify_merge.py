@@ -1,7 +1,5 @@
 """A merge with known shares, and its recipe: true parents are confirmed, and false ones are not."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings

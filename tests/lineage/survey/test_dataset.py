@@ -1,7 +1,5 @@
 """A survey as a data set: every row has the declared columns, with values of their types."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A survey reads the commit that it first saw of a name, even if the repository changes later."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A survey announces its number of requests and sends no more."""
 
-from __future__ import annotations
-
 import pytest
 
 from mdir_hf.cli import main

@@ -1,7 +1,5 @@
 """Watching a model during training, by hand and by a Trainer, up to the pushed card."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

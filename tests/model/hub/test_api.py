@@ -1,7 +1,5 @@
 """A single request to the Hub's API: redirects, retries, refusals and error messages."""
 
-from __future__ import annotations
-
 import gzip
 import socket
 

@@ -1,7 +1,5 @@
 """A wrong environment variable raises one error that names the variable, before any request."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Read one small file by its URL: only from the Hub, and bounded in size."""
 
-from __future__ import annotations
-
 import pytest
 
 from mdir_hf.demo.stored_repository import StoredFile

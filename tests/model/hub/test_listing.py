@@ -1,7 +1,5 @@
 """Lists of models: an author's, page by page, and a collection's."""
 
-from __future__ import annotations
-
 import pytest
 
 from mdir_hf.errors import HubError, InputError, InvalidReferenceError, OfflineError, RepositoryNotFoundError

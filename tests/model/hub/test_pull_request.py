@@ -1,7 +1,5 @@
 """Open one pull request, or report why it cannot be opened."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

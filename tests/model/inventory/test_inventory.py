@@ -1,7 +1,5 @@
 """Every tensor of a model's files is in exactly one part, and the sizes add up."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Models in memory and their saved folders give the same tensors, the same verdict and the same p."""
 
-from __future__ import annotations
-
 import copy
 import os
 import warnings

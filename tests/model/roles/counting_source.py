@@ -1,7 +1,5 @@
 """Tensors in memory that record which of them were read."""
 
-from __future__ import annotations
-
 from mdir_hf.model.files import MemorySource
 
 

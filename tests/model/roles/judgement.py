@@ -33,14 +33,12 @@ class Judgement:
         wrong: Sentences about placed roles that were not confirmed.
         gaps: Sentences about unplaced weights.
         n_attention: Number of recorded attentions, and how many of them have their values among the layers.
-        n_mlps: Number of placed MLPs and experts.
     """
 
     proved: list[set[Role]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
     n_attention: tuple[int, int] = (0, 0)
-    n_mlps: int = 0
 
 
 def judge(anatomy: Anatomy, source: TensorSource, record: ForwardRecord) -> Judgement:
@@ -263,7 +261,6 @@ def _judge_mlps(label, parts, layer, anatomy, source, record, found, proved) -> 
             continue
         mlp = {role: weight.double() for role, weight in weights.items()}
         name = label.strip() + (f" {number}" if len(parts) > 1 else "")
-        found.n_mlps += 1
         if Role.UP not in mlp or Role.DOWN not in mlp:
             found.gaps.append(f"{name}: of the MLP only {', '.join(role.value for role in mlp)}")
             continue

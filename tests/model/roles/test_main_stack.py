@@ -1,7 +1,5 @@
 """One function chooses the main stack, which a verdict answers for, and says why."""
 
-from __future__ import annotations
-
 import pytest
 
 from mdir_hf.model.roles.config import read_sizes

@@ -1,7 +1,5 @@
 """Assign roles by names alone; only the shapes of embedding and unembedding are read."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -4,8 +4,6 @@ import warnings
 
 import pytest
 import torch
-import transformers
-from safetensors.torch import load_file, save_file
 
 from mdir_hf.comparison.layer_weights import norm_before
 from mdir_hf.model.roles import Role, read_part
@@ -25,38 +23,34 @@ class Hybrid:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about missing kernels
             module = build_module(family)
-        self.folder = folder
-        self.ours = save_and_open(module, folder, original_format=False)
+        self.module, self.ours = module, save_and_open(module, folder, original_format=False)
         self.layers = self.ours.anatomy.layers
         self.mixers = [layer for layer in self.layers if Role.SSM_IN in layer.parts]
 
     def read(self, part):
         return read_part(self.ours.tensors, part)
 
-    def given_to_output(self, layer, role, rows):
-        """The input of a layer's output projection on a few tokens, after rows of a stored tensor are set to zero."""
-        tensors = load_file(self.folder / "model.safetensors")
-        part = layer.parts[role]
-        stored = part.rows(tuple(tensors[part.tensor].shape))
-        tensors[part.tensor][torch.from_numpy(stored[rows])] = 0.0
-        other = self.folder / "changed"
-        other.mkdir(exist_ok=True)
-        save_file(tensors, other / "model.safetensors", {"format": "pt"})
-        (other / "config.json").write_text((self.folder / "config.json").read_text())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = transformers.AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval()
-        output = tensors[layer.parts[Role.SSM_OUT].tensor]
-        (module,) = {
-            id(m): m
-            for m in model.modules()
-            if isinstance(m, torch.nn.Linear) and m.weight.shape == output.shape and torch.equal(m.weight, output)
-        }.values()
-        given = []
-        module.register_forward_pre_hook(lambda _, args: given.append(args[0]))
-        with torch.no_grad():
-            model(torch.tensor([[5, 7, 9]]))
+    @torch.no_grad()
+    def given_to_output(self, layer, role, rows=(), tokens=slice(None)):
+        """The input of a layer's output projection on a few tokens, after some rows of a role are zero for tokens."""
+        part, given = layer.parts[role], []
+        modules = [self.module.get_submodule(n.removesuffix(".weight")) for n in (part.tensor, self.output_of(layer))]
+        chosen = torch.from_numpy(part.rows(tuple(modules[0].weight.shape))[list(rows)])
+
+        def clear(module, args, made):
+            made[0, tokens, chosen] = 0.0
+
+        hooks = (
+            modules[0].register_forward_hook(clear),
+            modules[1].register_forward_pre_hook(lambda module, args: given.append(args[0])),
+        )
+        self.module(torch.tensor([[5, 7, 9]]))
+        for hook in hooks:
+            hook.remove()
         return given[0].reshape(3, -1)
+
+    def output_of(self, layer):
+        return layer.parts[Role.SSM_OUT].tensor
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -78,6 +72,17 @@ def test_a_row_of_the_input_affects_only_its_channel(hybrid):
         given = hybrid.given_to_output(layer, Role.SSM_IN, others)
         assert (given[:, others] == 0).all()
         assert (given[:, CHANNEL] != 0).all()
+
+
+def test_the_gate_acts_on_its_own_token_and_the_input_on_later_ones_too(hybrid):
+    for layer in hybrid.mixers:
+        every = range(len(hybrid.read(layer.parts[Role.SSM_IN])))
+        before = hybrid.given_to_output(layer, Role.MIXER_GATE)
+        without_gate, without_input = (
+            hybrid.given_to_output(layer, role, every, 0) for role in (Role.MIXER_GATE, Role.SSM_IN)
+        )
+        assert torch.equal(without_gate[1:], before[1:])
+        assert not torch.allclose(without_input[1:], before[1:], rtol=1e-3)
 
 
 def test_shapes_fit_and_the_layer_is_whole(hybrid):

@@ -1,7 +1,5 @@
 """Dendrograms of a survey: order of leaves, equal copies, any names and any number of models."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The map of layers: all sizes, ancestors at the right layers, numbers if they fit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The map of neurons: a number for each pair of layers, and a ring for each match."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

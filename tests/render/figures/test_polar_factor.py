@@ -1,7 +1,5 @@
 """Heat maps of the polar factor keep every peak, and put every channel at its number."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -1,7 +1,5 @@
 """Figures as bytes and as elements of a page, with any names of models."""
 
-from __future__ import annotations
-
 import html.parser
 import re
 import xml.etree.ElementTree as ET

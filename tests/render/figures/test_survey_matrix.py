@@ -1,7 +1,5 @@
 """The matrix of a survey: order, symbols, frames, and sizes from one model to hundreds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Misbehaving jobs, run in real processes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

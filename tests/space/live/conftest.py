@@ -1,7 +1,5 @@
 """A Space and a Chromium, started once for all tests of this folder."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import contextmanager

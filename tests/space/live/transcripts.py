@@ -1,7 +1,5 @@
 """Record MCP sessions, store them without variable parts, and compare them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

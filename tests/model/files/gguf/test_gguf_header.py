@@ -1,7 +1,5 @@
 """Hostile and broken headers, written byte by byte, raise our errors at once and in bounded memory."""
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
 

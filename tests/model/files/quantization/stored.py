@@ -1,7 +1,5 @@
 """Checkpoints in memory for the tests of quantised formats."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -61,7 +61,7 @@ def try_commands(program: Path, folder: Path) -> None:
 
 
 def expect(is_right: bool, what: str) -> None:
-    """Print what was tried; exit with 1 if it failed."""
+    """Print the name of a check; exit with 1 if it failed."""
     sys.stdout.write(f"{'ok' if is_right else 'FAILED'}: {what}\n")
     if not is_right:
         raise SystemExit(1)

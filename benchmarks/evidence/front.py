@@ -72,7 +72,7 @@ def _hiding(results: Results, pages: str) -> str:
     chosen = [row for row in rows if float(row[1]) < base + 0.05 or row[2] != "homologous"]
     return "\n\n".join(
         [
-            "## What hides a relative, and what it costs",
+            "## Hiding a relative, and the price",
             f"SmolLM2-135M-Instruct has {base:.2f} nats per token. The table has all disguises that cost nothing, and "
             f"all changes that were not found. [All changes]({pages}/what-evading-costs-and-what-forging-takes.md), "
             f"[power]({pages}/which-relatives-are-found.md).",
@@ -95,7 +95,7 @@ def _framing(rows: list[Row], pages: str) -> str:
         body.append([done, copied, str(len(framed)), str(most), told])
     return "\n\n".join(
         [
-            "## What a framer reaches",
+            "## Framing",
             "Models were prepared to look like relatives of a victim; each was compared with ten fresh samples. A "
             "match needs 32 certain neurons of 64. Counts are of the step by number; soups below 32 were found by a "
             "step that reads more rows. A copied row counts as a copy, whatever it does. "
@@ -107,7 +107,7 @@ def _framing(rows: list[Row], pages: str) -> str:
 
 
 def draw_framing(results: Results) -> Figure:
-    """Draw the largest count of certain neurons of each framed model, by what was copied."""
+    """Draw the largest count of certain neurons of each framed model, by the copied parts."""
     theme = theme_of(dark=False)
     groups = {
         "nothing copied": [row for row in results["framing"] if not row["related"]],
@@ -153,7 +153,7 @@ def _costs(rows: list[Row], pages: str) -> str:
         body.append([model, *cells])
     return "\n\n".join(
         [
-            "## What a comparison costs",
+            "## Cost of a comparison",
             "MB read, requests, and seconds of one core, on weights in the shapes of published models that are drawn "
             f"when they are read. Empty cells were not measured. [All rows]({pages}/cost-by-size.md).",
             "![GB read and processor seconds against billions of parameters](../benchmarks/results/cost-growth.png)",

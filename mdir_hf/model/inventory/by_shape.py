@@ -126,7 +126,7 @@ def _embedding_and_head(tables: list[str]) -> tuple[str | None, str | None, tupl
 def common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
     """Return the most common side length of the matrices in a stack, or None.
 
-    Of two lengths that are equally common, as in gated MLPs alone, the more common input is chosen.
+    If two lengths are equally common, as in gated MLPs alone, the more common input is chosen.
     """
     if stack is None:
         return None

@@ -181,7 +181,7 @@ class Service:
         *,
         lease: Lease | None = None,
     ) -> Visitor:
-        """Return the sender of a request, with a lease: the given one, or that of gradio's session, if any."""
+        """Return the sender of a request, with a lease: the given one, or the lease of gradio's session, if any."""
         visitor = visitor_of(request, account, account_token, n_proxies=self.settings.limits.n_proxies)
         session = getattr(request, "session_hash", None)
         if lease is None and session:

@@ -1,4 +1,4 @@
-"""The streams of pages and API calls: each has a lease, and what is left of a visitor who is gone is dropped.
+"""The streams of pages and API calls: each has a lease, and the answers of a visitor who is gone are dropped.
 
 gradio stores the answers of 2,000 sessions, a megabyte or two each, until they are fetched, and goes on with an API
 call whose stream is closed.

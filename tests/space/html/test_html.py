@@ -316,7 +316,7 @@ def test_empty_tabs_link_to_the_layers_unless_requested_before(relatives):
     bare = replace(relatives, layers=None, modules=None, projections=None)
     said = tab_html(bare, SectionKind.LAYERS, ReportFigures(bare), "http://here/?a=a/b&b=c/d&alpha=1e-20")
     assert 'href="?a=a/b&amp;b=c/d&amp;alpha=1e-20&amp;level=layers"' in said
-    # Modules are on the tab of the layers, where one link is enough.
+    # Modules are on the tab of the layers; one link is enough.
     assert "href" not in tab_html(bare, SectionKind.MODULES, ReportFigures(bare), "http://here/?a=a/b&b=c/d")
     for kind in (SectionKind.LAYERS, SectionKind.MODULES):
         assert "href" not in tab_html(bare, kind, ReportFigures(bare), "http://here/?a=a/b&b=c/d&level=layers")

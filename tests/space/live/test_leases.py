@@ -64,7 +64,7 @@ def jobs(server, slow_hub):
 
 
 def question(alpha):
-    """Ask for all layers, of which no other test has left bytes in the cache."""
+    """Ask for all layers; no other test has left their bytes in the cache."""
     return {"data": [LARGE, LARGER, "layers", alpha]}
 
 

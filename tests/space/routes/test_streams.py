@@ -1,4 +1,4 @@
-"""What nobody listens to is dropped, and its jobs are stopped."""
+"""An answer without a listener is dropped, and its jobs are stopped."""
 
 import time
 from pathlib import Path

@@ -51,7 +51,7 @@ CONCEPTS = (
     ),
     _concept(
         "Part",
-        "part parts language embedding embeddings unembedding layer layers heads experts expert",
+        "part parts language embedding embeddings unembedding unembeddings layer layers heads experts expert",
         "A part of a model's files: the language model (its layers), the embeddings, a vision tower, experts.",
     ),
     _concept(

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from mdir_hf import Verdict, compare
-from mdir_hf.errors import AnatomyError
+from mdir_hf.errors import UnsupportedFormatError
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from tests.comparison.relatives import SIZES, changed, new_embeddings, write
@@ -79,5 +79,5 @@ def test_a_model_with_only_an_empty_embedding_is_refused(tmp_path):
     folder.mkdir()
     save_file({"model.embed_tokens.weight": torch.zeros(0, 8)}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 8}))
-    with pytest.raises(AnatomyError, match="is empty, shape"):
+    with pytest.raises(UnsupportedFormatError, match="holds only empty placeholders"):
         Model(open_repository(str(folder)))

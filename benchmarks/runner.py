@@ -61,12 +61,15 @@ def run(benchmark: Benchmark, words: Sequence[str] = (), *, again: bool = False)
     Args:
         benchmark: The benchmark.
         words: Measure only cases whose key contains one of these words; all cases if empty.
-        again: Also measure cases that have a line.
+        again: Also measure cases that have a line. A run that was stopped is continued: cases that it has measured are
+            listed in a file beside the results, which the end of a run removes.
     """
     stored = {tuple(row[field] for field in benchmark.key): row for row in read_lines(benchmark.path)}
+    progress = benchmark.path.with_suffix(".again")
+    finished = {tuple(key) for key in read_lines(progress)} if again else stored.keys()
     for case in benchmark.cases():
         name = " | ".join(map(str, case.key))
-        if (case.key in stored and not again) or (words and not any(word in name for word in words)):
+        if case.key in finished or (words and not any(word in name for word in words)):
             continue
         try:
             row: Row = json.loads(json.dumps(case.measure()))
@@ -76,6 +79,10 @@ def run(benchmark: Benchmark, words: Sequence[str] = (), *, again: bool = False)
         print(f"{name}: {'; '.join(changes(stored.get(case.key), row)) or 'as stored'}", flush=True)
         stored[case.key] = row
         benchmark.path.write_text("".join(json.dumps(each) + "\n" for each in stored.values()), encoding="utf-8")
+        if again:
+            with progress.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(case.key) + "\n")
+    progress.unlink(missing_ok=True)
     if benchmark.finish is not None:
         benchmark.finish(list(stored.values()))
 
@@ -94,8 +101,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def read_lines(path: Path) -> list[Row]:
-    """Return the objects of a JSONL file, or none if there is no file."""
+def read_lines(path: Path) -> list[Any]:
+    """Return the values of a JSONL file, or none if there is no file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 

@@ -59,43 +59,24 @@ def _cell(rows: Sequence[Row], name: str, base: str, left: str) -> str:
         return "–"
     if row["verdict"] == "error":
         return f"error: {row['error']}"
-    if row["verdict"] != "homologous" and "at_level_layers" in row:
-        return f"**{row['verdict']}**; at level layers: {_result_text(row['at_level_layers'])}"
     return row["verdict"] if left == "stranger" else _result_text(row)
 
 
 def _result_text(row: Row) -> str:
     if row["verdict"] != "homologous":
         return f"**{row['verdict']}**"
-    layers, neurons = row["layers"], row["neurons"]
-    n_matched = ""
-    if row["settled_by"] == "layers":
-        n_matched = f", {layers['n_matched']} of {layers['n_layers']}"
-    if row["settled_by"] == "neurons":
-        n_matched = f", {neurons['n_matched']} layer{'s' * (neurons['n_matched'] != 1)}"
-    p = "by calibration" if row["log10_p"] is None else f"{row['log10_p']:,.0f}"
-    return f"{row['settled_by']}{n_matched}, {p}, {row['bytes_read'] / 1e6:.0f} MB"
+    p = "no p" if row["log10_p"] is None else f"{row['log10_p']:,.0f}"
+    return f"{row['settled_by']}, {p}, {row['bytes_read'] / 1e6:.0f} MB"
 
 
 def _why_missed(missed: Sequence[Row]) -> str:
     if not missed:
         return "None is missed."
-    published: dict[str, dict[str, None]] = {}
+    reasons: dict[bool, dict[str, dict[str, None]]] = {True: {}, False: {}}
     for row in missed:
-        if row["published"]:
-            published.setdefault(row["done"], {})[f"`{row['reason'] or row['verdict']}`"] = None
-    hard = dict.fromkeys(row["done"] for row in missed if not row["published"])
+        reasons[row["published"]].setdefault(row["done"], {})[f"`{row['reason'] or row['verdict']}`"] = None
     texts = []
-    if published:
-        listed = "; ".join(f"{done} ({', '.join(reasons)})" for done, reasons in published.items())
-        texts.append(
-            f"The earlier rule missed these published methods: {listed}. A draft model of EAGLE-1 has only "
-            "the embeddings of its base."
-        )
-    if hard:
-        texts.append(
-            f"Level `auto` misses these hard edits: {'; '.join(hard)}. Only level `layers`, which was run on SmolLM2, "
-            "tests Q, O, gate and down separately. If a gate or a third of the neurons is kept, more neurons have "
-            "their own number than chance allows, but too few are certain, so the verdict is `inconclusive`."
-        )
+    for is_published, kind in ((True, "published methods"), (False, "edits that were designed to be hard")):
+        listed = "; ".join(f"{done} ({', '.join(told)})" for done, told in reasons[is_published].items())
+        texts.append(f"Missed {kind}: {listed or 'none'}.")
     return " ".join(texts)

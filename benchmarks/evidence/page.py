@@ -120,7 +120,7 @@ def _section_of_experiment(name: str, section_of: Callable[[Row], str]) -> Secti
 SECTIONS: tuple[tuple[str, tuple[str, ...], Section], ...] = (
     (
         "Real models",
-        ("real-pairs", "real-models", "real-strangers-at-layers"),
+        ("real-pairs", "real-models"),
         real_section,
     ),
     ("Which relatives are found", ("power",), power_section),

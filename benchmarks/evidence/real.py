@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from benchmarks.evidence.tables import LOG10_ALPHA, Results, log10_p_of
+from benchmarks.evidence.tables import LOG10_ALPHA, Results
 from benchmarks.peers.plain_mdir import PlainMdir
 from benchmarks.real.plain import SMALL
 from benchmarks.real.sources import SOURCES
@@ -43,7 +43,6 @@ def real_section(results: Results) -> str:
             "(`python -m benchmarks plain-mdir`). It is 0 if p is not below 1, and empty if a model was not on disk "
             "when the script ran. The formula assumes that one model has no preferred axes, which is often false for "
             "trained embeddings. No verdict rests on it.",
-            _strangers_at_layers(results["real-strangers-at-layers"]),
             "### Quantised copies",
             "Bits per weight: 8 times the bytes of the weight files, divided by the number of weights. Only the GGUF "
             "files written here quantise the embedding. For the other formats, a verdict that rests on the embeddings "
@@ -82,20 +81,6 @@ def names_of(row: Row) -> tuple[str, str]:
     """Return the names of the two real models in a result of MDIR as printed."""
     first, _, second = row["name"].rpartition(" | ")
     return first or SMALL, second
-
-
-def _strangers_at_layers(rows: list[Row]) -> str:
-    """Summarise the results of level ``layers`` on strangers."""
-    n_wrong = sum(row["verdict"] == "homologous" for row in rows)
-    names = dict.fromkeys(name for row in rows for name in (row["a"], row["b"]))
-    smallest = min(log10_p_of(row) for row in rows)
-    n_tests = [row["tests"] for row in rows]
-    return (
-        f"Level `layers` tests every projection of all layers. It calls **{n_wrong} of {len(rows)} pairs of these "
-        f"strangers homologous**. The smallest log10 p of a pair is {smallest:.1f}, after "
-        f"{min(n_tests)} to {max(n_tests)} tests (`python -m benchmarks real-strangers-at-layers`). "
-        f"The pairs consist of these models: {', '.join(names)}."
-    )
 
 
 def real_peers_section(results: Results) -> str:

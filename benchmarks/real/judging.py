@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,20 +21,20 @@ if TYPE_CHECKING:
 ALPHA = 1e-10
 
 
-def judge(pair: Pair, *, level: str = "auto") -> dict[str, Any]:
+def judge(pair: Pair) -> dict[str, Any]:
     """Open a pair anew and return the checker's result, a line of ``real-pairs.jsonl``."""
     folders = [str(built(model)) for model in (pair.a, pair.b)]
     cpu, wall = time.process_time(), time.perf_counter()
     row: dict[str, Any] = {
         "a": pair.a.name,
         "b": pair.b.name,
-        "level": level,
+        "level": "auto",
         "kind": pair.kind,
         "related": pair.is_related,
     }
     try:
         checker = HomologyChecker.from_pretrained(folders[0], use_caches=False, alpha=ALPHA)
-        row |= numbers(checker.compare(folders[1], level=level, progress=False))
+        row |= numbers(checker.compare(folders[1], progress=False))
     except MdirError as exc:
         row |= {"verdict": "error", "error": str(exc).replace(folders[0], pair.a.name).replace(folders[1], pair.b.name)}
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
@@ -109,11 +108,6 @@ def _layers(layers: dict[str, Any]) -> dict[str, Any]:
     return {key: _rounded(value) for key, value in row.items()}
 
 
-def _cases(every: Iterable[Pair], level: str) -> Iterator[Case]:
-    for pair in every:
-        yield Case((pair.a.name, pair.b.name, level), partial(judge, pair, level=level))
-
-
 def describe(model: Model) -> dict[str, Any]:
     """Describe a built model in a line of ``real-models.jsonl``."""
     folder = built(model)
@@ -147,11 +141,5 @@ REAL_PAIRS = Benchmark(
     "real-pairs",
     "verdicts on pairs of real models and models made from them",
     ("a", "b", "level"),
-    lambda: _cases(pairs(), "auto"),
-)
-AT_LAYERS = Benchmark(
-    "real-strangers-at-layers",
-    "verdicts on real strangers at level layers",
-    ("a", "b", "level"),
-    lambda: _cases((pair for pair in pairs() if pair.kind == "stranger"), "layers"),
+    lambda: (Case((pair.a.name, pair.b.name, "auto"), partial(judge, pair)) for pair in pairs()),
 )

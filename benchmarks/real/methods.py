@@ -543,12 +543,12 @@ def write(model: PreTrainedModel, base: Path, method: Method, folder: Path, *, h
         shutil.copy(base / name, folder / name)
 
 
-def judge(reference: Path, candidate: Path, *, level: str = "auto") -> dict[str, Any]:
+def judge(reference: Path, candidate: Path) -> dict[str, Any]:
     """Compare two folders and return the checker's result."""
     started = time.perf_counter()
     try:
         checker = HomologyChecker.from_pretrained(str(reference), use_caches=False, alpha=ALPHA)
-        row = numbers(checker.compare(str(candidate), level=level, progress=False))
+        row = numbers(checker.compare(str(candidate), progress=False))
     except MdirError as exc:
         row = {"verdict": "error", "error": exc.message}
     return row | {"wall_s": round(time.perf_counter() - started, 1)}
@@ -563,8 +563,6 @@ def judged(base: str, method: Method, left: str) -> Row:
         write(load(base_folder(origin)), base_folder(origin), method, made, hides=left == "layers")
         gc.collect()
         row = judge(base_folder(reference), made)
-        if left != "stranger" and base == SMALL and row["verdict"] != "homologous":
-            row["at_level_layers"] = judge(base_folder(reference), made, level="layers")  # of the large one: hours
     described = {"base": base, "method": method.name, "done": method.done, "left": left}
     return {**described, "related": left != "stranger", "published": method.is_published, **row}
 

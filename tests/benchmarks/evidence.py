@@ -8,6 +8,6 @@ IS_WITH_THE_SCRIPTS = bool(os.environ.get("MDIR_HF_EVIDENCE"))
 
 WITH_THE_SCRIPTS = pytest.mark.skipif(
     not IS_WITH_THE_SCRIPTS,
-    reason="MDIR_HF_EVIDENCE is not set (`make evidence`, `make real` and `make coverage` set it)",
+    reason="MDIR_HF_EVIDENCE is not set (`make test-evidence` sets it)",
 )
 """For tests that repeat the output of scripts; tests/trained checks the package on trained models."""

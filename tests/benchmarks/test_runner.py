@@ -41,6 +41,24 @@ def test_a_case_measured_again_replaces_its_line_and_tells_the_change(counted, c
     assert [row["value"] for row in read_lines(benchmark.path)] == [3, 2]
 
 
+def test_a_repetition_that_was_stopped_goes_on(counted):
+    benchmark, measured = counted
+    run(benchmark)
+    cases = list(benchmark.cases())
+
+    def stopped():
+        yield cases[0]
+        raise KeyboardInterrupt
+
+    stopping = Benchmark(benchmark.name, benchmark.about, benchmark.key, stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(stopping, again=True)
+    run(benchmark, again=True)
+    assert measured == ["one", "two", "one", "two"]
+    run(benchmark, again=True)
+    assert measured[4:] == ["one", "two"]
+
+
 def test_the_end_gets_all_lines(counted):
     benchmark, _ = counted
     ends = []

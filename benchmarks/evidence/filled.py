@@ -70,6 +70,8 @@ def measured_values(results: Results) -> dict[str, str]:
         values[f"{name}.related"] = str(len(related))
         values[f"{name}.found"] = str(sum(row["verdict"] == "homologous" for row in related))
         values[f"{name}.strangers"] = str(len(rows) - len(related))
+    noise = [row for row in results["power"] if row["kind"] == "noise"]
+    values["power.missed-noise"] = f"{min(row['amount'] for row in noise if not row['found']):g}"
     values |= _of_alignment(results["real-alignment"])
     return values | _of_plain(results["plain-mdir"]) | _of_surveys(results) | _of_visitors(results["space-visitors"])
 

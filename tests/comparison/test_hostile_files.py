@@ -72,7 +72,7 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty lists": (lambda: safetensors_file(b'{"a":[' + b"[]," * 33_000_000 + b"0]}"), "the limit is 850,000"),
     "zero rows": (
         lambda: safetensors_file(json.dumps({EMBEDDING: entry("F32", [0, N], 0, 0)}).encode()),
-        r"shape \(0, 64\)",
+        "holds only empty placeholders",
     ),
 }
 

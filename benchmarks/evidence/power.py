@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from benchmarks.evidence.tables import Results
@@ -39,9 +38,15 @@ def power_section(results: Results) -> str:
             f"A report without a match says which copies it excludes. At the largest noise, it excludes copies with "
             f"noise of up to {excluded} RMS: copies with three times as much are found, too, so the statement is "
             "careful. Mixing a share s of random weights into a matrix is noise of s / (1 - s).",
-            *(_table(kind, list(of_kind)) for kind, of_kind in groupby(rows, key=lambda row: row["kind"])),
+            *(_table(kind, of_kind) for kind, of_kind in _by_kind(rows).items()),
         ]
     )
+
+
+def _by_kind(rows: list[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each kind, smallest amount first."""
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    return {kind: sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["amount"]) for kind in kinds}
 
 
 def _table(kind: str, rows: list[Row]) -> str:
@@ -69,7 +74,7 @@ def _meaning(kind: str) -> str:
 def draw_power(results: Results) -> Figure:
     """Draw the share of relatives found against noise, shares of neurons, and steps of training."""
     theme = theme_of(dark=False)
-    by_kind = {kind: list(rows) for kind, rows in groupby(results["power"], key=lambda row: row["kind"])}
+    by_kind = _by_kind(results["power"])
     excluded = min(row["excluded_noise"] for row in by_kind["noise"] if row["excluded_noise"])
     panels = (
         (MEANINGS["noise"], [("noise", "noise")]),

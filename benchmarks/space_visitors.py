@@ -58,18 +58,9 @@ class Act:
     seconds: float
 
 
-def page(
-    client: httpx.Client,
-    reference: str,
-    candidate: str,
-    alpha: float,
-    *,
-    level: str = "auto",
-    stays_s: float | None = None,
-    until: Callable[[], bool] = lambda: False,
-) -> str:
-    """Open the page and compare, as a browser does; optionally close the tab early."""
-    return compare(client, opened_page(client), reference, candidate, alpha, level=level, stays_s=stays_s, until=until)
+def page(client: httpx.Client, reference: str, candidate: str, alpha: float, **options: Any) -> str:
+    """Open the page and compare, as a browser does; for ``options`` see :func:`compare`."""
+    return compare(client, opened_page(client), reference, candidate, alpha, **options)
 
 
 def opened_page(client: httpx.Client) -> int:
@@ -94,7 +85,7 @@ def compare(
     stays_s: float | None = None,
     until: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Click the button of an open page, and wait for the answer."""
+    """Click the button of an open page, and wait for the answer; optionally close the tab early."""
     session = uuid.uuid4().hex
     data = [reference, candidate, level, f"{alpha:.3g}"]
     joined = client.post("/gradio_api/queue/join", json={"data": data, "fn_index": click, "session_hash": session})

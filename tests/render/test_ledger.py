@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from mdir_hf.render.ledger import WIDTH, ledger_of, ledger_svg
+from mdir_hf.render.ledger import ledger_html, ledger_of
 from mdir_hf.report import Coverage, PartCoverage, Treatment, ledger_text
 from mdir_hf.report.words import unmatched_text
 from tests.render.figures.drawn_reports import a_report
@@ -46,9 +46,9 @@ def test_the_shares_of_a_model_sum_to_one_and_fill_the_bar():
     reference, candidate = ledger_of(REPORT)
     assert reference.shares == (0.23, 0.74, 0.03) and candidate.shares == (1.0, 0.0, 0.0)
     assert reference.words == "23 % match, 74 % no match, 3.0 % not compared (by samples)"
-    drawn = str(ledger_svg((reference,)))
+    drawn = str(ledger_html((reference,)))
     widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', drawn)]
-    assert abs(sum(widths) - WIDTH) < 0.2  # each width is rounded to 0.1
+    assert abs(sum(widths) - 100) < 0.02  # three widths, each rounded to 0.01
     assert 'aria-label="Shares of the bytes. Reference: 23 % match' in drawn
 
 

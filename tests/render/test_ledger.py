@@ -36,6 +36,13 @@ def test_the_line_names_each_group_with_shares():
     assert unmatched_text(small) == ""
 
 
+def test_a_large_part_is_named_although_little_of_it_was_compared():
+    sampled = (entry("language model", 800, True), entry("vision tower", 80, False), entry("vision tower", 120, None))
+    assert unmatched_text(sampled) == "part of the vision tower (8.0 %)"
+    small = (entry("language model", 920, True), entry("vision tower", 32, False), entry("vision tower", 48, None))
+    assert unmatched_text(small) == ""
+
+
 def test_weights_that_are_not_loaded_are_marked():
     assert ledger_text([entry("talker", 100, True, is_loaded=False)]) == (
         "matches: talker (100 %, not loaded by this model)"

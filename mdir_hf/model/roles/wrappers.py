@@ -22,7 +22,7 @@ the plain name, because a class loads that one."""
 
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:" + "|".join(map(re.escape, WRAPPERS)) + r")\.")
 _MENTIONS = re.compile("_mod|module|base_layer|auto_model")
-_NUMBERED = re.compile(r"(?:^|\.)\d+\.")
+_HAS_NUMBER = re.compile(r"(?:^|\.)\d+\.")
 _JOINED_NUMBER = re.compile(r"(?:^|(?<=\.))(layers?|blocks?|h)_?(?=\d+\.)")
 
 
@@ -34,7 +34,7 @@ def without_wrappers(names: Iterable[str]) -> dict[str, str]:
     ``layer_3`` as ``layer.3``.
     """
     names = tuple(names)
-    is_numbered = any(map(_NUMBERED.search, names))
+    is_numbered = any(map(_HAS_NUMBER.search, names))
     stored: dict[str, list[str]] = defaultdict(list)
     for name in names:
         plain = name if is_numbered else _JOINED_NUMBER.sub(r"\1.", name.replace("/", "."))

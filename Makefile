@@ -88,8 +88,17 @@ test-evidence: .venv/.installed ## Run the slow tests that CI leaves out: every 
 	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/benchmarks tests/demo \
 	  tests/docs/test_notebooks.py tests/large tests/model tests/trained
 
+# Two processes; the last benchmarks need the models of both, or an idle machine.
+BENCHMARKS = OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
+WITHOUT_REAL_MODELS = zoo-models zoo-pairs zoo-peers framing neuron-null reliability survey-scale survey-disguises \
+  cost-growth paper-changed-tokenizer paper-ablation paper-layer-maps paper-matrices
+WITH_REAL_MODELS = real-models real-pairs real-peers real-methods real-forgery real-alignment power paper-noise-real
+WITH_ALL_MODELS = plain-mdir paper-printed-matrix space-visitors
+
 evidence: .venv/.installed ## Measure everything anew, print the changes, write docs/evidence.md; goes on after a stop; hours, 50 GB
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks all --again
+	$(BENCHMARKS) $(WITHOUT_REAL_MODELS) --again & first=$$!; \
+	  $(BENCHMARKS) $(WITH_REAL_MODELS) --again && wait $$first || { kill $$first; exit 1; }
+	$(BENCHMARKS) $(WITH_ALL_MODELS) evidence --again
 
 schema: .venv/.installed ## Renew the JSON Schema of a report
 	$(BIN)/python docs/make_schema.py

@@ -1,4 +1,4 @@
-"""Run benchmarks: ``python -m benchmarks NAME... [--only WORD] [--again]``; ``all`` runs all, no name lists them."""
+"""Run benchmarks: ``python -m benchmarks NAME... [--only WORD] [--again]``; no name lists them."""
 
 from __future__ import annotations
 
@@ -53,8 +53,6 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="only cases with this word")
     parser.add_argument("--again", action="store_true", help="also measure cases that have a line")
     options = parser.parse_args()
-    if options.names == ["all"]:
-        options.names = [*known, "evidence"]
     if unknown := sorted(set(options.names) - known.keys() - COMMANDS.keys()):
         parser.error(f"no benchmark is called {', '.join(unknown)}")
     logging.set_verbosity_error()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mdir_hf.report.words import counted
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
@@ -67,6 +70,7 @@ def run(benchmark: Benchmark, words: Sequence[str] = (), *, again: bool = False)
     stored = {tuple(row[field] for field in benchmark.key): row for row in read_lines(benchmark.path)}
     progress = benchmark.path.with_suffix(".again")
     finished = {tuple(key) for key in read_lines(progress)} if again else stored.keys()
+    n_measured, started = 0, time.perf_counter()
     for case in benchmark.cases():
         name = " | ".join(map(str, case.key))
         if case.key in finished or (words and not any(word in name for word in words)):
@@ -78,6 +82,7 @@ def run(benchmark: Benchmark, words: Sequence[str] = (), *, again: bool = False)
             continue
         print(f"{name}: {'; '.join(changes(stored.get(case.key), row)) or 'as stored'}", flush=True)
         stored[case.key] = row
+        n_measured += 1
         benchmark.path.write_text("".join(json.dumps(each) + "\n" for each in stored.values()), encoding="utf-8")
         if again:
             with progress.open("a", encoding="utf-8") as file:
@@ -85,6 +90,9 @@ def run(benchmark: Benchmark, words: Sequence[str] = (), *, again: bool = False)
     progress.unlink(missing_ok=True)
     if benchmark.finish is not None:
         benchmark.finish(list(stored.values()))
+    if n_measured:
+        minutes = (time.perf_counter() - started) / 60
+        print(f"{benchmark.name}: {counted(n_measured, 'case')} in {minutes:.1f} minutes", flush=True)
 
 
 def changes(before: Row | None, after: Row) -> Iterator[str]:

@@ -45,7 +45,7 @@ def losses_section(results: Results) -> str:
         [
             *missing,
             f"- A pair takes {checker.seconds:.2f} s on average. Faster methods, with their time relative to the "
-            f"checker's on the pairs that they can score: {_told(faster)}.{_of_earlier_runs(results['zoo-peers'])} The "
+            f"checker's on the pairs that they can score: {_told(faster)}. The "
             f"median time is {seconds[True]:.2f} s for pairs that neurons in place settle and {seconds[False]:.2f} s "
             "for the others, which are strangers and hidden relatives.",
             f"- {len(later)} related pairs are found only by later steps, which read more.",
@@ -65,16 +65,6 @@ def _median_s(rows: Iterable[Row], *, is_settled: bool) -> float:
     """Return the median processor time of the pairs that neurons in place settle, or of the others."""
     seconds = [row["cpu_s"] for row in rows if (row["settled_by"] in SETTLED_IN_PLACE) == is_settled]
     return statistics.median(seconds) if seconds else math.nan
-
-
-def _of_earlier_runs(peers: list[Row]) -> str:
-    """Say when peers were timed; ``times_slower`` was entered by hand, from times of the checker."""
-    told = " Peers were timed in an earlier run, on models of the same recipes and seeds."
-    earlier = [peer for peer in peers if "times_slower" in peer]
-    if not earlier:
-        return told
-    names, times = " and ".join(peer["peer"] for peer in earlier), earlier[0]["times_slower"]
-    return f"{told} For {names} the machine was {times} times slower."
 
 
 def _told(times: dict[str, float]) -> str:

@@ -61,6 +61,7 @@ def _run_family(options: argparse.Namespace) -> int:
         family = find_family(
             arguments.model_of(options, options.model),
             index,
+            are_named=options.among is not None,
             settings=replace(arguments.settings_of(options), describes_relatives=True),
             reading=arguments.reading_of(options),
             listeners=arguments.listeners_of(options),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from mdir_hf.comparison.neuron_layers import GATE_OF
 from mdir_hf.comparison.neuron_sample import FEW_LAYERS
 from mdir_hf.comparison.stacks import name_of_experts
 from mdir_hf.errors import MdirError
@@ -29,7 +30,6 @@ SizeOf = Callable[[Layer, Role], int]
 LEAST_DIVIDED = 1e-3
 """Smallest share of a part's weights that has an entry of its own."""
 
-MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)
 EXPERTS = f"experts of the {LANGUAGE}"
 _OTHER_SIDE = {"reference": "candidate", "candidate": "reference"}
 OTHER_STACK = "it was compared with no part of the other model"
@@ -47,8 +47,10 @@ class ReadOfModel:
         reads_keys: Whether keys of some heads were compared.
         other_stacks: Number of comparisons for each of the other stacks whose neurons were compared.
         stack_layers: Layers of each stack with copies in a stack beside the main ones.
-        shares: For parts that match only in part, the shares of their weights that match, and that match nothing. The
-            rest was not compared.
+        shares: For parts that match only in part, the shares of the compared weights that match, and that match
+            nothing. The rest was not compared.
+        shares_read: Shares of the weights of parts whose roles were compared, if not all were. A sample of neurons
+            speaks for gate and up, and not for attention.
     """
 
     n_layers: int
@@ -68,17 +70,18 @@ class ReadOfModel:
     matching_parts: frozenset[str] = frozenset()
     stack_layers: Mapping[str, Collection[int]] = field(default_factory=dict)
     shares: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    shares_read: Mapping[str, float] = field(default_factory=dict)
 
     def share_of(self, part: ModelPart) -> tuple[float, float]:
         """Return the shares of a part's weights that match, and that match nothing, if it was compared."""
         is_follower = part.kind in (PartKind.STORAGE, PartKind.VECTORS)
         name = part.owner if is_follower and part.owner else part.name
-        if name in self.shares:
-            return self.shares[name]
         is_match = name in self.matching_parts
-        if is_match and name in self.stack_layers and part.layers:
-            return min(1.0, len(self.stack_layers[name]) / min(len(part.layers), FEW_LAYERS)), 0.0
-        return float(is_match), float(not is_match)
+        matching, unmatched = self.shares.get(name, (float(is_match), float(not is_match)))
+        if name not in self.shares and is_match and name in self.stack_layers and part.layers:
+            matching = min(1.0, len(self.stack_layers[name]) / min(len(part.layers), FEW_LAYERS))
+        share_read = self.shares_read.get(name, 1.0)
+        return matching * share_read, unmatched * share_read
 
 
 def _related_parts(report: HomologyReport, side: str) -> list[StackPair]:
@@ -152,15 +155,15 @@ _AGREES = frozenset(Outcome) - {Outcome.REPLACED, Outcome.NO_AGREEMENT, Outcome.
 
 
 def _share_of_layers(
-    report: HomologyReport, side: str, layers: Sequence[Layer], size_of: SizeOf, mixtures_of_other: Collection[int]
+    report: HomologyReport, side: str, layers: Sequence[Layer], size_of: SizeOf
 ) -> tuple[float, float] | None:
-    """Return the shares of the weights of layers whose sampled rows agree, and agree with nothing."""
+    """Return the shares of the compared weights of layers that match, and that match nothing."""
     mixtures = _mixtures(layers)
     if report.verdict is not Verdict.HOMOLOGOUS:
         return None
-    sizes = {(layer.index, role): size_of(layer, role) for layer in layers for role in layer.parts if not role.is_norm}
     if report.projections is None:
-        return _share_of_sampled_layers(report, side, mixtures, mixtures_of_other, sizes)
+        return _share_of_sampled_layers(report, side, layers, mixtures)
+    sizes = {(layer.index, role): size_of(layer, role) for layer in layers for role in layer.parts if not role.is_norm}
     shares: dict[tuple[int, Role], float] = {}
     for result in report.projections.results:
         if not result.rows:
@@ -189,27 +192,57 @@ def _share_of_layers(
 
 
 def _share_of_sampled_layers(
-    report: HomologyReport,
-    side: str,
-    mixtures: Collection[int],
-    mixtures_of_other: Collection[int],
-    sizes: Mapping[tuple[int, Role], int],
+    report: HomologyReport, side: str, layers: Sequence[Layer], mixtures: Collection[int]
 ) -> tuple[float, float] | None:
     # A sampled layer without a match may match a layer that was not sampled, so that nothing is said of it.
-    neurons, other = report.neurons, _OTHER_SIDE[side]
-    matches = [] if neurons is None else [match for match in neurons.matches if getattr(match, side) not in mixtures]
-    whole = {getattr(match, side) for match in matches if getattr(match, other) not in mixtures_of_other}
-    mlps = {getattr(match, side) for match in matches} - whole
-    sampled = set() if neurons is None else set(getattr(neurons, f"{side}_layers")) - set(mixtures)
-    if not matches:
+    neurons = report.neurons
+    matching = {getattr(match, side) for match in (() if neurons is None else neurons.matches)} - set(mixtures)
+    sampled = set(() if neurons is None else getattr(neurons, f"{side}_layers")) - set(mixtures)
+    if not matching:
         of_experts = [pair for pair in report.parts or () if pair.experts is not None]
-        dense = [pair for pair in of_experts if any(getattr(one, side) is None for one in pair.experts or ())]
-        mlps = {getattr(layer, side) for pair in dense for layer in pair.layers}
-        sampled = {layer for layer, _ in sizes if name_of_experts(layer) in {getattr(one, side) for one in of_experts}}
-    if not whole and not mlps:
-        return None
-    of_mlps = sum(size for (_, role), size in sizes.items() if role in MLP_ROLES) / max(1, sum(sizes.values()))
-    return (len(whole) + of_mlps * len(mlps)) / len(sampled), 0.0
+        dense = [pair for pair in of_experts if any(getattr(origin, side) is None for origin in pair.experts or ())]
+        matching = {getattr(layer, side) for pair in dense for layer in pair.layers}
+        names = {getattr(pair, side) for pair in of_experts}
+        sampled = {layer.index for layer in layers if name_of_experts(layer.index) in names}
+    return (len(matching) / len(sampled), 0.0) if matching else None
+
+
+def _shares_read(
+    report: HomologyReport,
+    side: str,
+    layers: Sequence[Layer],
+    layers_of_stacks: Mapping[str, Sequence[Layer]],
+    size_of: SizeOf,
+) -> dict[str, float]:
+    """Return the share of each part's weights in the roles that were compared; parts with all roles are left out."""
+    compared = {getattr(pair, side) for pair in report.parts or ()}
+    shares = {
+        name: _share_of_roles(of_stack, _neuron_roles(of_stack), size_of)
+        for name, of_stack in layers_of_stacks.items()
+        if name in compared
+    }
+    if report.projections is not None:
+        return shares
+    experts_of = [(layer, (*layer.experts, *layer.shared_experts)) for layer in layers]
+    first_experts = [replace(layer, parts=experts[0]) for layer, experts in experts_of if experts]
+    roles = _neuron_roles(layers) if report.neurons is not None or LANGUAGE in compared else set()
+    if report.excludes is not None and report.excludes.keys is not None:
+        roles = {*roles, Role.K}
+    return {
+        **shares,
+        LANGUAGE: _share_of_roles(layers, roles, size_of),
+        EXPERTS: _share_of_roles(first_experts, _neuron_roles(first_experts), size_of),
+    }
+
+
+def _neuron_roles(layers: Sequence[Layer]) -> set[Role]:
+    up = next((role for role in GATE_OF if any(role in layer.parts for layer in layers)), None)
+    return set() if up is None else {up, GATE_OF[up]}
+
+
+def _share_of_roles(layers: Sequence[Layer], roles: Collection[Role], size_of: SizeOf) -> float:
+    sizes = [(role, size_of(layer, role)) for layer in layers for role in layer.parts if not role.is_norm]
+    return sum(size for role, size in sizes if role in roles) / max(1, sum(size for _, size in sizes))
 
 
 def read_of(
@@ -217,9 +250,9 @@ def read_of(
     side: str,
     layers_of_model: Sequence[Layer],
     size_of: SizeOf = lambda layer, role: 1,
-    layers_of_other: Sequence[Layer] = (),
+    layers_of_stacks: Mapping[str, Sequence[Layer]] = MappingProxyType({}),
 ) -> ReadOfModel:
-    """Collect, from a report, the weights that were read from one model."""
+    """Collect, from a report, the weights that were read from one model; ``layers_of_stacks`` are its other stacks."""
     neurons, modules = report.neurons, report.modules or ()
     rows = [] if report.projections is None else [result for result in report.projections.results if result.rows]
     of_experts = [] if report.projections is None else [r for r in report.projections.results if r.experts]
@@ -227,7 +260,7 @@ def read_of(
     rows = [result for result in rows if Role(result.role.value) in stored_roles.get(getattr(result.layer, side), ())]
     mixtures = _mixtures(layers_of_model)
     known = {
-        LANGUAGE: _share_of_layers(report, side, layers_of_model, size_of, _mixtures(layers_of_other)),
+        LANGUAGE: _share_of_layers(report, side, layers_of_model, size_of),
         EXPERTS: _share_of_experts(report, side, mixtures),
     }
     stack_layers: dict[str, set[int]] = defaultdict(set)
@@ -259,6 +292,7 @@ def read_of(
         matching_parts=matching_parts | {name for name, (matching, _) in shares.items() if matching},
         stack_layers=stack_layers,
         shares=shares,
+        shares_read=_shares_read(report, side, layers_of_model, layers_of_stacks, size_of),
     )
 
 
@@ -342,9 +376,10 @@ def with_coverage(report: HomologyReport, reference: Comparable, candidate: Comp
         inventory = model.known_inventory()
         if inventory is None:
             return report  # if only sampled rows are available, the files are unknown
-        other = candidate if side == "reference" else reference
-        loaded = {stack.name: stack.is_loaded for stack in model.other_stacks or ()}
-        reads = read_of(report, side, model.anatomy.layers, _size_in(model), other.anatomy.layers)
+        stacks = model.other_stacks or ()
+        loaded = {stack.name: stack.is_loaded for stack in stacks}
+        layers_of_stacks = {stack.name: stack.anatomy.layers for stack in stacks}
+        reads = read_of(report, side, model.anatomy.layers, _size_in(model), layers_of_stacks)
         sides[side] = ledger_of(inventory, reads, loaded)
     return replace(report, coverage=Coverage(**sides))
 

@@ -39,6 +39,7 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.projection_words import drift_text
 from mdir_hf.report import HomologyReport, LayerDrift, ModelFacts, NeuronNumbers, SettledBy, Verdict
+from mdir_hf.report.words import counted
 
 SCHEMA = "mdir-hf/family/1"
 
@@ -150,7 +151,7 @@ class Family:
 
 
 MOST_COMPARED = 16
-"""If an index has at most this many bases, a model with several parts is compared with all of them."""
+"""Largest number of bases with which a model is compared although the index does not propose them."""
 
 
 def find_family(
@@ -158,6 +159,7 @@ def find_family(
     index: BaseIndex | None,
     *,
     verifies: bool = True,
+    are_named: bool = False,
     settings: Settings = Settings(describes_relatives=True),
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
@@ -165,10 +167,11 @@ def find_family(
 ) -> Family:
     """Find the family of a model.
 
-    If ``verifies`` is true, the model is also compared with its declared bases. If ``settings.describes_relatives`` is
-    true, its layers are matched with each relative, which reads a few dozen megabytes per relative. Alpha is shared
-    across all bases in ``index`` but applies to each declared base separately. The byte limit covers all reads.
-    ``on_step`` is called with each intermediate result.
+    If ``verifies`` is true, the model is also compared with its declared bases. If ``are_named`` is true, the user
+    named the bases, and a model without a finding is compared with up to :data:`MOST_COMPARED` of them. If
+    ``settings.describes_relatives`` is true, its layers are matched with each relative, which reads a few dozen
+    megabytes per relative. Alpha is shared across all bases in ``index`` but applies to each declared base separately.
+    The byte limit covers all reads. ``on_step`` is called with each intermediate result.
 
     Raises:
         MdirError: If the model cannot be read, or if search and verification both fail.
@@ -187,7 +190,9 @@ def find_family(
                 model, index, settings=remaining_settings(), reading=reading, listeners=counter.listeners
             ):
                 on_step(replace(family, found=identification))
-            identification = _with_bases_of_parts(identification, model, index, remaining_settings, reading, counter)
+            identification = _with_all_bases(
+                identification, model, index, remaining_settings, reading, counter, are_named=are_named
+            )
             family = replace(family, found=identification)
         except (StoppedError, GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError):
             raise
@@ -287,24 +292,30 @@ def _mixture_of(aligned: AlignedRows, model: str) -> tuple[tuple[str, ...], Laye
     return (bases, shares) if sum(is_told) > 1 else None
 
 
-def _with_bases_of_parts(
+def _with_all_bases(
     identification: Identification,
     model: NamedModel,
     index: BaseIndex,
     remaining_settings: Callable[[], Settings],
     reading: Reading,
     counter: ByteCounter,
+    *,
+    are_named: bool,
 ) -> Identification:
-    """If the model has several parts and the index few bases, compare all bases: an index knows main stacks only."""
+    """Compare all bases, if they are few, and the model has several parts, or the bases were named and none was found.
+
+    An index knows main stacks only, and does not find copies with a rotated stream and renumbered neurons.
+    """
     if len(index) > MOST_COMPARED:
         return identification
-    try:
-        opened = model.open(reading, IoLedger(max_bytes=remaining_settings().max_bytes))
-        has_parts = bool(opened.other_stacks) or has_mixture((opened,))
-    except ByteBudgetError:  # the bases that were found stand without it
-        return identification
-    if not has_parts:
-        return identification
+    if not are_named or identification.found:
+        try:
+            opened = model.open(reading, IoLedger(max_bytes=remaining_settings().max_bytes))
+            has_parts = bool(opened.other_stacks) or has_mixture((opened,))
+        except ByteBudgetError:  # the bases that were found stand without it
+            return identification
+        if not has_parts:
+            return identification
     ancestors = {ancestor.base.repo: ancestor for ancestor in identification.ancestors}
     for base in index.bases:
         ancestor = ancestors.get(base.model.repo) or Ancestor(base.model, 0.0, 0, is_nominated=False)
@@ -377,7 +388,9 @@ def _lines(family: Family) -> list[str]:
         ancestor, check = by_index.get(name), checks.get(name)
         lines.append(f"├─ {name}")
         if ancestor is not None and identification is not None:
-            lines.append(f"│    proposed among {identification.n_bases} bases {ancestor.evidence}")
+            if ancestor.is_nominated:
+                searched = counted(identification.n_bases, "base")
+                lines.append(f"│    proposed among {searched} {ancestor.evidence}")
             if ancestor.report is not None:
                 lines.append(f"│    compared: {measured_text(ancestor.report)}")
             elif ancestor.error is not None:

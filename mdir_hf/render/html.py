@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from mdir_hf.names import shown_name
 from mdir_hf.render.description import describe
-from mdir_hf.render.ledger import ledger_svg
+from mdir_hf.render.ledger import ledger_html
 from mdir_hf.render.sections import NAME_LENGTH, FigureName, Section, SectionKind, Table, deciding_first, deciding_kind
 from mdir_hf.report import HomologyReport
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Forbids scripts and requests even if an injection survived the escaping.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
-OPEN_ROWS = 5
+OPEN_ROWS = 4
 """Maximum number of rows that a table shows; further rows are folded."""
 
 NOTEBOOK_LENGTH = 60_000
@@ -115,7 +115,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {"alignments": _alignments, "minus": _minus, "is_long": _is_long}
     environment.globals |= {"OPEN_ROWS": OPEN_ROWS, "LONGEST_NUMBER": LONGEST_NUMBER, "SectionKind": SectionKind}
-    environment.globals |= {"ledger_svg": ledger_svg}
+    environment.globals |= {"ledger_html": ledger_html}
     return environment
 
 

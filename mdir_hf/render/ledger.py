@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -11,7 +11,6 @@ from mdir_hf.report.parts import PartCoverage
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.words import LEAST_SHARE, percent_text
 
-WIDTH, BAR_HEIGHT, ROW_HEIGHT = 600, 18, 46
 GROUPS = ((True, "match", "1"), (False, "no match", "0.45"), (None, "not compared", "0.12"))
 """Value of ``PartCoverage.is_match``, its name, and the opacity of its bar, which is readable in grey."""
 
@@ -47,21 +46,25 @@ def _shares(parts: Sequence[PartCoverage]) -> tuple[float, ...] | None:
     return tuple(sum(entry.bytes or 0 for entry in parts if entry.is_match is group) / total for group, _, _ in GROUPS)
 
 
-def ledger_svg(ledger: Sequence[Shares]) -> Markup:
-    """Draw one bar for each model as an ``<svg>`` with an accessible name, in the current text colour."""
+def ledger_html(ledger: Sequence[Shares]) -> Markup:
+    """Draw one bar for each model under a line of text, as an element with an accessible name; empty without models."""
+    if not ledger:
+        return Markup("")
     name = "Shares of the bytes. " + " ".join(f"{shares.model.capitalize()}: {shares.words}." for shares in ledger)
-    height = ROW_HEIGHT * len(ledger)
-    parts = "".join(text for row, shares in enumerate(ledger) for text in _bar(shares, ROW_HEIGHT * row))
-    return Markup(
-        '<svg class="ledger" viewBox="0 0 {} {}" role="img" aria-label="{}" width="{}" height="{}" '
-        'fill="currentColor" font-size="12" font-family="system-ui, sans-serif">{}</svg>'
-    ).format(WIDTH, height, name, WIDTH, height, Markup(parts))
+    return Markup('<div class="ledger" role="img" aria-label="{}">{}</div>').format(
+        name, Markup("").join(map(_bar, ledger))
+    )
 
 
-def _bar(shares: Shares, top: int) -> Iterator[str]:
-    yield f'<text x="0" y="{top + 13}">{shares.model}: {shares.words}</text>'
-    left = 0.0
+def _bar(shares: Shares) -> Markup:
+    start = 0.0
+    bars = Markup("")
     for share, (_, _, opacity) in zip(shares.shares, GROUPS, strict=True):
-        width = round(WIDTH * share, 1)
-        yield f'<rect x="{left:.1f}" y="{top + 19}" width="{width}" height="{BAR_HEIGHT}" opacity="{opacity}"/>'
-        left += width
+        bars += Markup('<rect x="{:.2f}" width="{:.2f}" height="1" opacity="{}"/>').format(
+            100 * start, 100 * share, opacity
+        )
+        start += share
+    return Markup(
+        '<div>{}: {}</div><svg viewBox="0 0 100 1" preserveAspectRatio="none" width="100%" height="18" '
+        'fill="currentColor" aria-hidden="true">{}</svg>'
+    ).format(shares.model, shares.words, bars)

@@ -180,7 +180,7 @@ LEAST_SHARE = 0.001
 """Minimum share of the bytes for parts that a ledger names."""
 
 LARGE_SHARE = 0.1
-"""Share of the bytes from which the sentence to quote names a part that matches nothing."""
+"""Smallest share of the bytes of a part that matches nothing, by its sample, that the warning names."""
 
 
 def ledger_text(parts: Iterable[PartCoverage]) -> str:
@@ -230,7 +230,7 @@ def _named_parts(ledger: tuple[PartCoverage, ...], *, is_match: bool | None, lea
         if all(entry.part.startswith(FOLLOWERS) for entry in entries):
             continue  # its part is treated in another way
         share = sum(entry.bytes or 0 for entry in entries) / total if total else None
-        if share is not None and share < least_share:
+        if share is not None and share * _part_per_compared(entries, ledger) < least_share:
             continue
         details = [] if share is None else [percent_text(share)]
         details += ["not loaded by this model"] if entries[0].is_loaded is False else []
@@ -238,6 +238,14 @@ def _named_parts(ledger: tuple[PartCoverage, ...], *, is_match: bool | None, lea
         called = f"{counted(n_tensors, 'tensor')} {name}" if _reason_of(entries[0]) else name
         texts.append(f"{called} ({', '.join(details)})" if details else called)
     return ", ".join(texts)
+
+
+def _part_per_compared(entries: Iterable[PartCoverage], ledger: Iterable[PartCoverage]) -> float:
+    """Return the size of the parts in ``entries``, divided by what was compared of them: a part is large as a whole."""
+    names = {entry.part for entry in entries}
+    sizes = [(entry.bytes or 0, entry.is_match is not None) for entry in ledger if entry.part in names]
+    n_compared = sum(n_bytes for n_bytes, is_compared in sizes if is_compared)
+    return sum(n_bytes for n_bytes, _ in sizes) / n_compared if n_compared else 1.0
 
 
 def _reason_of(entry: PartCoverage) -> str | None:

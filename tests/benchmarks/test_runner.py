@@ -1,8 +1,13 @@
 """The runner resumes, replaces lines on request, and says what changed."""
 
+import re
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
 from benchmarks import runner
+from benchmarks.__main__ import BENCHMARKS
 from benchmarks.runner import Benchmark, Case, UnavailableError, read_lines, run
 
 
@@ -37,7 +42,7 @@ def test_a_case_measured_again_replaces_its_line_and_tells_the_change(counted, c
     run(benchmark)
     capsys.readouterr()
     run(benchmark, ["one"], again=True)
-    assert capsys.readouterr().out == "one: value 1 -> 3\n"
+    assert capsys.readouterr().out == "one: value 1 -> 3\ncounts: 1 case in 0.0 minutes\n"
     assert [row["value"] for row in read_lines(benchmark.path)] == [3, 2]
 
 
@@ -65,3 +70,10 @@ def test_the_end_gets_all_lines(counted):
     with_end = Benchmark(benchmark.name, benchmark.about, benchmark.key, benchmark.cases, ends.append)
     run(with_end, ["two"])
     assert [[row["name"] for row in rows] for rows in ends] == [["two"]]
+
+
+def test_make_evidence_runs_every_benchmark_once():
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    lists = re.findall(r"^WITH(?:OUT)?_\w+MODELS = (.*)$", makefile, re.M)
+    assert len(lists) == 3
+    assert Counter(" ".join(lists).split()) == Counter(benchmark.name for benchmark in BENCHMARKS)

@@ -99,6 +99,28 @@ def gate_in_turns(state, n_groups):
     return _rename(state, _edges("lookup.weight", "logits.weight", "last.weight"), layer)
 
 
+def flax(state, n_groups):
+    """Slashes in names, numbers joined to words, and kernels ``(d_in, d_out)``."""
+
+    def layer(i, t):
+        names = {
+            f"attention/{word}": t[f"{c}_proj"].T for c, word in zip("qkv", ("query", "key", "value"), strict=True)
+        }
+        names |= {"attention/out": t["o_proj"].T, "mlp/wi_0": t["gate_proj"].T, "mlp/wi_1": t["up_proj"].T}
+        kernels = {f"{name}/kernel": tensor for name, tensor in (names | {"mlp/wo": t["down_proj"].T}).items()}
+        norms = {"pre_norm/scale": t["input_layernorm"], "post_norm/scale": t["post_attention_layernorm"]}
+        return {f"decoder/layers_{i}/{name}": tensor for name, tensor in (kernels | norms).items()}
+
+    del n_groups
+    return _rename(state, _edges("token_embedder/embedding", "decoder/logits", "decoder/norm/scale"), layer)
+
+
+def joined_numbers(state, n_groups):
+    """``layers3`` in place of ``layers.3``."""
+    del n_groups
+    return {name.replace("layers.", "layers"): tensor for name, tensor in state.items()}
+
+
 LAYOUTS = {
     "litgpt": litgpt,
     "litgpt, interleaved": lambda state, n_groups: litgpt(state, n_groups, interleaved=True),
@@ -108,4 +130,6 @@ LAYOUTS = {
     "transposed": transposed,
     "transposed, other names": transposed_under_other_names,
     "in turns, other names": gate_in_turns,
+    "Flax": flax,
+    "joined numbers": joined_numbers,
 }

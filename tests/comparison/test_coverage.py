@@ -199,7 +199,7 @@ def test_a_report_holds_the_ledger_of_both_models(composites):
     found = compare(*composites, progress=False)
     ledger = json.loads(found.to_json())["coverage"]
     for side, model in zip(("reference", "candidate"), composites, strict=True):
-        by_name = {entry["part"]: entry for entry in ledger[side]}
+        by_name = {entry["part"]: entry for entry in reversed(ledger[side])}  # the first entry of each part
         assert by_name["vision tower"]["treatment"] == "not_compared" and by_name["vision tower"]["layers"] == 3
         assert by_name["language model"]["treatment"] == "sampled"
         assert by_name["embedding"]["treatment"] == "not_compared"  # neurons settled the question
@@ -207,7 +207,37 @@ def test_a_report_holds_the_ledger_of_both_models(composites):
         assert sum(entry["tensors"] for entry in ledger[side]) == len(sizes)
         assert sum(entry["bytes"] for entry in ledger[side]) == sum(sizes)
     assert HomologyReport.from_json(found.to_json()).coverage == found.coverage
-    assert re.search(r"compared +by samples: matches: language model \(\d+ %\); not compared: .*vision", str(found))
+    assert re.search(r"compared +by samples: matches: part of the language model", str(found))
+
+
+def test_neurons_count_for_gate_and_up_alone(tmp_path):
+    """A model with foreign attention and down is not said to match in them."""
+    base = write(tmp_path / "base", new_model(seed=0, **SIZES))
+    tune = write(tmp_path / "tune", new_model(seed=1, **SIZES))
+    tensors, copied = load_file(tune / "model.safetensors"), load_file(base / "model.safetensors")
+    tensors |= {name: tensor for name, tensor in copied.items() if "gate_proj" in name or "up_proj" in name}
+    save_file(tensors, tune / "model.safetensors")
+    report = compare(base, tune, progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    matching = sum(entry.bytes for entry in report.coverage.candidate if entry.is_match)
+    of_neurons = sum(t.nbytes for name, t in tensors.items() if "gate_proj" in name or "up_proj" in name)
+    assert matching == pytest.approx(of_neurons, rel=0.01)  # norms count with their layers
+    of_layers = compare(base, tune, level="layers", progress=False)
+    unmatched = sum(entry.bytes for entry in of_layers.coverage.candidate if entry.is_match is False)
+    assert unmatched > 0 and "No match in part of the language model" in of_layers.warning
+
+
+def test_keys_count_too_if_no_neurons_match(tmp_path):
+    folders = [write(tmp_path / str(seed), new_model(seed=seed, **SIZES)) for seed in (0, 1)]
+    report = compare(*folders, progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE and report.excludes.keys is not None
+    tensors = load_file(folders[0] / "model.safetensors")
+    of_roles = sum(
+        t.nbytes for name, t in tensors.items() if any(role in name for role in ("gate_proj", "up_proj", "k_proj"))
+    )
+    language = [entry for entry in report.coverage.reference if entry.part == "language model"]
+    assert language[0].is_match is False
+    assert language[0].bytes == pytest.approx(of_roles, rel=0.01)  # norms count with their layers
 
 
 def test_a_report_that_compared_everything_names_no_part(tmp_path):
@@ -218,7 +248,7 @@ def test_a_report_that_compared_everything_names_no_part(tmp_path):
         del tensors["lm_head.weight"]
         save_file(tensors, folder / "model.safetensors")
         models.append(folder)
-    report = compare(*models, progress=False)
+    report = compare(*models, level="layers", progress=False)
     assert not_compared_text(report.coverage.candidate) is None
     assert "not compared" not in str(report) and "(no name)" not in str(report)
     assert "No shared weights were found between" in report.sentence and "of the bytes" not in report.sentence

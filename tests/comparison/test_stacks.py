@@ -76,8 +76,9 @@ def test_a_base_that_is_the_talker_of_another_model_is_found(base, tmp_path):
     found = compare(base, omni, progress=False)
     assert related(found) == {("language model", "talker"): [(i, i) for i in range(4)]}
     assert related(compare(omni, base, progress=False)) == {("talker", "language model"): [(i, i) for i in range(4)]}
-    ledger = {entry.part: entry for entry in found.coverage.candidate}
-    assert ledger["talker"].treatment is Treatment.SAMPLED
+    talker = [entry for entry in found.coverage.candidate if entry.part == "talker"]
+    assert [entry.is_match for entry in talker] == [True, None]  # gate and up, and the rest of the layers
+    assert talker[0].treatment is Treatment.SAMPLED
     assert "the talker of the candidate shares weights with the language model of the reference" in " ".join(
         found.details.split()
     )
@@ -123,7 +124,8 @@ def test_a_shared_connector_is_found_and_does_not_decide(base, tmp_path):
     text = " ".join(shared.details.split())
     assert "the connector of the candidate shares weights with the connector of the reference" in text
     assert "Between the language models, no match was significant" in text
-    assert {entry.part: entry.treatment for entry in shared.coverage.candidate}["connector"] is Treatment.SAMPLED
+    connector = [entry for entry in shared.coverage.candidate if entry.part == "connector"]
+    assert [entry.treatment for entry in connector] == [Treatment.SAMPLED, Treatment.NOT_COMPARED]
     of_strangers = compare(models[0], models[2], progress=False)
     assert of_strangers.parts and related(of_strangers) == {}
 

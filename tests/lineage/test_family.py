@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mdir_hf import compare
 from mdir_hf.cli import main
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import ByteBudgetError, RepositoryNotFoundError
@@ -27,7 +28,7 @@ from mdir_hf.render.layer_words import layers_text
 from mdir_hf.report import Verdict
 from tests.comparison.relatives import SIZES, drift, new_embeddings, with_layers
 from tests.comparison.test_stacks import tower
-from tests.method.obfuscation import new_model
+from tests.method.obfuscation import new_model, obfuscate
 from tests.specimens import save_pretrained
 
 pytest.importorskip("transformers")
@@ -233,6 +234,32 @@ def test_bases_can_be_named_in_place_of_an_index(hub, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([*command, "--index", "bases"])
     assert "--among and --index exclude each other" in capsys.readouterr().err
+
+
+def test_named_bases_without_a_tokenizer_are_found_by_their_neurons(hub, tmp_path, capsys):
+    for name in ("base", "other"):
+        (tmp_path / name / "tokenizer.json").unlink()
+    command = ["family", str(tmp_path / "tuned"), "--among", str(tmp_path / "base"), str(tmp_path / "other"), "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["relatives"] == [str(tmp_path / "base")]
+
+
+def test_a_named_base_is_compared_if_its_rows_and_neuron_numbers_show_nothing(hub, tmp_path, capsys):
+    base, hidden = str(tmp_path / "base"), str(tmp_path / "hidden")
+    save_pretrained(tmp_path / "hidden", obfuscate(new_model(seed=0, **SIZES), seed=3)[0])
+    assert compare(base, hidden, progress=False).verdict is Verdict.HOMOLOGOUS
+    assert main(["family", hidden, "--among", base, str(tmp_path / "other")]) == 0
+    out = capsys.readouterr().out
+    assert f"{base}\n" in out and "proposed" not in out
+    assert main(["family", str(tmp_path / "tuned"), "--among", str(tmp_path / "other")]) == 0
+    out = capsys.readouterr().out
+    assert "by comparison: No shared weights were found" in out
+    assert "would have been proposed" not in out  # the comparison says what it excludes
+
+
+def test_bases_that_cannot_be_opened_say_why(hub, capsys):
+    assert main(["family", "lab/tuned", "--among", "lab/none"]) == 1
+    assert "none of the 1 model can be opened; the first: lab/none" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from mdir_hf.render.ledger import WIDTH, ledger_of, ledger_svg
+from mdir_hf.render.ledger import ledger_html, ledger_of
 from mdir_hf.report import Coverage, PartCoverage, Treatment, ledger_text
 from mdir_hf.report.words import unmatched_text
 from tests.render.figures.drawn_reports import a_report
@@ -36,6 +36,13 @@ def test_the_line_names_each_group_with_shares():
     assert unmatched_text(small) == ""
 
 
+def test_a_large_part_is_named_although_little_of_it_was_compared():
+    sampled = (entry("language model", 800, True), entry("vision tower", 80, False), entry("vision tower", 120, None))
+    assert unmatched_text(sampled) == "part of the vision tower (8.0 %)"
+    small = (entry("language model", 920, True), entry("vision tower", 32, False), entry("vision tower", 48, None))
+    assert unmatched_text(small) == ""
+
+
 def test_weights_that_are_not_loaded_are_marked():
     assert ledger_text([entry("talker", 100, True, is_loaded=False)]) == (
         "matches: talker (100 %, not loaded by this model)"
@@ -46,9 +53,9 @@ def test_the_shares_of_a_model_sum_to_one_and_fill_the_bar():
     reference, candidate = ledger_of(REPORT)
     assert reference.shares == (0.23, 0.74, 0.03) and candidate.shares == (1.0, 0.0, 0.0)
     assert reference.words == "23 % match, 74 % no match, 3.0 % not compared (by samples)"
-    drawn = str(ledger_svg((reference,)))
+    drawn = str(ledger_html((reference,)))
     widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', drawn)]
-    assert abs(sum(widths) - WIDTH) < 0.2  # each width is rounded to 0.1
+    assert abs(sum(widths) - 100) < 0.02  # three widths, each rounded to 0.01
     assert 'aria-label="Shares of the bytes. Reference: 23 % match' in drawn
 
 

@@ -136,12 +136,14 @@ class BaseIndex:
         """Read the fingerprint of a base without storing it. Thread-safe.
 
         Raises:
-            MdirError: If the model cannot be read or has no tokenizer files.
+            MdirError: If the model cannot be read, or has neither rows of enough tokens nor neurons.
         """
         n_rows = max(LEAST_ROWS, BYTES_PER_BASE // (2 * model.width))
         vocabulary = model.vocabulary
         tokens = [t for t in self.tokens if vocabulary is None or vocabulary.row_of.get(t, model.n_rows) < model.n_rows]
-        base = take_fingerprint(model, tokens[:n_rows])
+        base = take_fingerprint(model, tokens[:n_rows], needs_tokens=False)
+        if len(base.of_usual_rows().tokens) < LEAST_ROWS and base.neurons is not None:
+            return replace(base, tokens=(), rows=base.rows[:0].bfloat16())  # it is found by its neurons
         if len(base.tokens) < LEAST_ROWS:
             raise InputError(
                 f"it holds {len(base.tokens)} of the {len(self.tokens)} tokens of the index, and {LEAST_ROWS} are "

@@ -34,6 +34,7 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.report import ModelSummary
+from mdir_hf.report.words import counted
 from mdir_hf.thresholds import ALPHA
 from mdir_hf.writing import locked
 
@@ -92,9 +93,9 @@ def extend_index(
     """Add base models to the index in a file, or to a new one, which is saved as it grows.
 
     Models that are already stored at the same commit are not read. The tokens of a new index are chosen from the
-    vocabularies of the first models in ``choosing``. With ``restart``, a new index replaces an earlier one once it is
-    whole; if the run is killed, the next run without ``restart`` continues the new index. Returns the index and the
-    number of failures.
+    vocabularies of the first models in ``choosing``; models without one are found by their neurons. With ``restart``, a
+    new index replaces an earlier one once it is whole; if the run is killed, the next run without ``restart`` continues
+    the new index. Returns the index and the number of failures.
 
     Raises:
         CorruptCheckpointError: If the file is not an index.
@@ -137,10 +138,9 @@ def extend_locked_index(
     growing = staged if restart or staged.exists() else path
     with watch.listening():
         watch.enter("opening")
-        if growing.exists():
-            index = BaseIndex.load(growing)
-        else:
-            index = BaseIndex(choose_index_tokens(_vocabularies(choosing or names, reading, ledger)))
+        index = BaseIndex.load(growing) if growing.exists() else BaseIndex(())
+        if not index.tokens:
+            index = BaseIndex(choose_index_tokens(_vocabularies(choosing or names, reading, ledger)), index.bases)
         n_failed = _add_bases(index, names, growing, on_model, reading, ledger, watch)
     if growing == staged and len(index):
         staged.replace(path)
@@ -205,17 +205,20 @@ _KINDS: Mapping[type[MdirError], Literal["gated", "missing"]] = {
 
 def _vocabularies(names: Sequence[str], reading: Reading, ledger: IoLedger) -> list[Vocabulary]:
     vocabularies: list[Vocabulary] = []
+    reasons: list[str] = []
     for name in names:
         if len(vocabularies) == CHOOSING:
             break
         try:
             vocabulary = Model(reading.open(name, ledger=ledger)).vocabulary
-        except MdirError:
-            continue  # the reason is reported when the model itself is added
+        except MdirError as exc:  # reported when the model itself is added
+            reasons.append(one_line(exc))
+            continue
         if vocabulary is not None:
             vocabularies.append(vocabulary)
-    if not vocabularies:
-        raise InputError(f"none of the {len(names)} models can be opened with its tokenizer; the index is unchanged")
+    if not vocabularies and len(reasons) == len(names):
+        first = f"; the first: {reasons[0]}" if reasons else ""
+        raise InputError(f"none of the {counted(len(names), 'model')} can be opened{first}")
     return vocabularies
 
 

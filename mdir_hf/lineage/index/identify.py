@@ -67,7 +67,9 @@ class Ancestor:
 
     @property
     def evidence(self) -> str:
-        """How the index proposed the base."""
+        """How the index proposed the base; ``by comparison`` if it did not."""
+        if not self.is_nominated:
+            return "by comparison"
         if self.neurons is None:
             return f"by {self.common_tokens} tokens"
         return f"by neuron numbers in its {runs_text([match.reference for match in self.neurons.matches])}"
@@ -141,10 +143,12 @@ class Identification:
         for ancestor in self.ancestors:
             report = ancestor.report
             if report is not None and report.verdict is Verdict.HOMOLOGOUS:
-                how = f"{ancestor.evidence}, {report.verdict.value} by comparison ({report.strength})"
+                proposed = f"{ancestor.evidence}, " if ancestor.is_nominated else ""
+                how = f"{proposed}{report.verdict.value} by comparison ({report.strength})"
                 lines.append(f"  shared weight ancestry with {ancestor.base.repo}: {how}")
             elif report is not None:
-                lines.append(f"  proposed {ancestor.evidence}: {ancestor.base.repo}; by comparison: {report.sentence}")
+                how = f"proposed {ancestor.evidence}: " if ancestor.is_nominated else ""
+                lines.append(f"  {how}{ancestor.base.repo}; by comparison: {report.sentence}")
             elif ancestor.is_nominated:
                 why = f": {ancestor.error}" if ancestor.error is not None else ""
                 lines.append(f"  proposed {ancestor.evidence}: {ancestor.base.repo}; not compared{why}")
@@ -157,7 +161,8 @@ class Identification:
             return ["  a proposal is not a finding; compare the models"]
         bases = "the base model" if self.n_bases == 1 else f"any of the {self.n_bases} base models"
         lines = [f"  no shared ancestry found with {bases} searched; this does not show that there is none"]
-        if self.excluded_noise is not None:
+        are_all_compared = sum(ancestor.report is not None for ancestor in self.ancestors) == self.n_bases
+        if self.excluded_noise is not None and not are_all_compared:
             have = "has" if self.n_of_width == 1 else "have"
             lines.append(
                 f"  {self.n_of_width} of them {have} its width; a copy of one, under noise of up to "

@@ -68,6 +68,8 @@ def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
     if base.neurons is not None:
         projected = projected_neurons(base.neurons)[:FEW_LAYERS]
         neurons[: len(projected)] = projected
+    if not base.tokens:
+        return Sketch(torch.zeros(_SHAPES[0]).half(), torch.zeros(_SHAPES[1]).half(), neurons.half())
     usual = base.of_usual_rows()
     first = [base.tokens.index(token) for token in usual.tokens[:SHAPE_ROWS]]
     first = [at for at in first if at < SHAPE_ROWS]

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mdir_hf.comparison.coverage import with_coverage
+from mdir_hf.comparison.neuron_sample import draw_sample_seed
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.analysis import describe_copies
 from mdir_hf.comparison.reading import ReadOnce, read_closely
 from mdir_hf.comparison.run import report_on_counts
 from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.stacks import stack_pairs
 from mdir_hf.errors import InputError, StoppedError, one_line
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model
 from mdir_hf.lineage.survey.results import Pair, PairResult
@@ -77,7 +79,15 @@ def _described(result: PairResult, models: OpenModels, settings: Settings) -> Pa
         analysis = describe_copies(first, second, seed=settings.seed, device=settings.device)
         if analysis is not None and analysis.n_found:
             report = report_on_counts(reference, candidate, None, settings, models.watch, neuron_seed=None)
-            report = replace(report, verdict=Verdict.HOMOLOGOUS, projections=analysis.table)
+            stacks = stack_pairs(
+                reference,
+                candidate,
+                alpha=settings.alpha,
+                seed=draw_sample_seed(),
+                is_fresh=True,
+                device=settings.device,
+            )
+            report = replace(report, verdict=Verdict.HOMOLOGOUS, projections=analysis.table, parts=stacks)
             ledger = ledger_texts(with_coverage(report, reference, candidate))
             return replace(result, layer_drift=analysis.table.drift(), ledger=ledger, layers_error=None)
     pair = result.reference, result.candidate

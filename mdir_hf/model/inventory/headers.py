@@ -20,8 +20,9 @@ from mdir_hf.model.roles import Anatomy, Layer, Role, resolve_anatomy
 from mdir_hf.model.roles.config import read_sizes
 from mdir_hf.model.roles.layer_names import find_stacks
 from mdir_hf.model.roles.parts import ShapeOf, StoredWeight, WeightPart, part_shape
-from mdir_hf.model.roles.resolve import resolve_renamed
+from mdir_hf.model.roles.resolve import resolve_renamed, with_names_in_files
 from mdir_hf.model.roles.tables import AWAY_FROM_THE_STREAM, INTERMEDIATE_SIZE_KEYS, OTHER_STACKS
+from mdir_hf.model.roles.wrappers import without_wrappers
 from mdir_hf.model.sources import ListsContents, StoredTensor
 
 
@@ -178,9 +179,10 @@ def _by_class(config: Mapping[str, object], tensors: TensorSource, n_known: int,
 
 def _by_shape(config: Mapping[str, object], tensors: TensorSource, shape_of: ShapeOf) -> Anatomy | None:
     with suppress(UnsupportedFormatError):
-        anatomy = resolve_by_shape(config, tensors.names(), shape_of)
+        stored_names = without_wrappers(tensors.names())
+        anatomy = resolve_by_shape(config, list(stored_names), lambda name: shape_of(stored_names[name]))
         if anatomy is not None and (_n_roles(anatomy) or anatomy.embedding):
-            return anatomy
+            return with_names_in_files(anatomy, stored_names)
     return None
 
 

@@ -145,6 +145,11 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
 def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
     """Resolve roles from the keys of ``stored_names``; the values are names in the files."""
     anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
+    return with_names_in_files(anatomy, stored_names)
+
+
+def with_names_in_files(anatomy: Anatomy, stored_names: Mapping[str, str]) -> Anatomy:
+    """Replace names that are keys of ``stored_names`` by names in the files."""
     if all(plain == stored for plain, stored in stored_names.items()):
         return anatomy
 

@@ -1,4 +1,4 @@
-"""Remove name components that compilers, trainers and adapters insert, such as ``_orig_mod``."""
+"""Remove name components that compilers, trainers and adapters insert, and write layer numbers in the usual way."""
 
 from __future__ import annotations
 
@@ -22,17 +22,23 @@ the plain name, because a class loads that one."""
 
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:" + "|".join(map(re.escape, WRAPPERS)) + r")\.")
 _MENTIONS = re.compile("_mod|module|base_layer|auto_model")
+_HAS_NUMBER = re.compile(r"(?:^|\.)\d+\.")
+_JOINED_NUMBER = re.compile(r"(?:^|(?<=\.))(layers?|blocks?|h)_?(?=\d+\.)")
 
 
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
     """Map each tensor's name, with wrappers removed, to its stored name.
 
     PEFT's trained copies replace the originals. A tensor with the plain name takes precedence over all others. Other
-    names that would collide keep their wrappers.
+    names that would collide keep their wrappers. If no component of a name is a number, slashes are read as dots, and
+    ``layer_3`` as ``layer.3``.
     """
+    names = tuple(names)
+    is_numbered = any(map(_HAS_NUMBER.search, names))
     stored: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        stored[_WRAPPER.sub("", name) if _MENTIONS.search(name) else name].append(name)
+        plain = name if is_numbered else _JOINED_NUMBER.sub(r"\1.", name.replace("/", "."))
+        stored[_WRAPPER.sub("", plain) if _MENTIONS.search(plain) else plain].append(name)
     places: dict[str, str] = {}
     for plain, candidates in stored.items():
         trained = [name for name in candidates if f"{TRAINED_COPY}." in name]

@@ -237,7 +237,7 @@ def _ticks(families: Sequence[_Family], floor: float, top: float) -> dict[float,
     zero = {floor: "0"} if min(joins) <= 0.0 else {}
     first = 2.0 * floor if zero else floor  # twice the left end is the smallest distance above 0
     rounds = (_round_values(first, top) or [max(joins)]) if max(joins) > 0.0 else []
-    return zero | {value: f"{value:g}" for value in rounds}
+    return zero | {value: f"{value:.2g}" for value in rounds}
 
 
 def _round_values(low: float, high: float) -> list[float]:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from mdir_hf import HomologyReport, SettledBy, Verdict
 from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.render.description import describe
-from mdir_hf.render.ledger import ledger_of, ledger_svg
+from mdir_hf.render.ledger import ledger_html, ledger_of
 from mdir_hf.render.sections import SectionKind
 from mdir_hf.report.concepts import concepts_in
 from mdir_space.html.templates import HUB, render
@@ -45,7 +45,7 @@ def verdict_card(
         link=link,
         note=note,
         hub="" if is_example else HUB,
-        ledger=ledger_svg(ledger_of(report)),
+        ledger=ledger_html(ledger_of(report)),
         concepts=concepts_in(f"{report.sentence} {report.warning} compared match"),
         max_caveats=MAX_CAVEATS,
         direction=of_kind.get(SectionKind.DIRECTION),

@@ -203,7 +203,8 @@ def test_large_parts_that_match_nothing_are_named_with_their_share(serve):
     serve("ds/base", with_tower(BASE, 1))
     serve("me/tune", with_tower(TUNE, 2), card("ds/base", "finetune"))
     measured = (
-        r"measured: shared weight ancestry, p ≤ 10⁻\S+; no match: vision tower \(\d\d %, not loaded by this model\)"
+        r"measured: shared weight ancestry, p ≤ 10⁻\S+; "
+        r"no match: part of the vision tower \(\d\d %, not loaded by this model\)"
     )
     assert re.search(measured, str(verify("me/tune")))
     serve("me/whole", with_tower(TUNE, 1), card("ds/base", "finetune"))

@@ -313,16 +313,23 @@ def test_rows_of_sixteen_bits_are_kept_as_they_are(built, tmp_path):
     assert built.add(Model(open_repository(str(half)))).rows.dtype == torch.float16
 
 
-@pytest.mark.parametrize("n_known", [7, 8])
-def test_a_base_of_another_vocabulary_is_refused(folders, n_known):
+@pytest.mark.parametrize(("n_known", "n_held"), [(7, 0), (8, 8)])
+def test_a_base_of_another_vocabulary_is_held_by_its_neurons(folders, n_known, n_held, tmp_path):
     model = Model(open_repository(folders["first"]))
     index = BaseIndex((*list(model.vocabulary.row_of)[-n_known:], b"of no model"))
-    if n_known == 8:
-        assert len(index.add(model).tokens) == 8
-    else:
-        with pytest.raises(InputError, match="it holds 7 of the 8 tokens of the index, and 8 are needed"):
-            index.add(model)
-        assert not index.bases
+    base = index.add(model)
+    assert len(base.tokens) == len(base.rows) == n_held and base.neurons is not None
+    index.save(tmp_path / "bases")
+    (loaded,) = BaseIndex.load(tmp_path / "bases").bases
+    assert (loaded.tokens, loaded.rows.shape) == (base.tokens, base.rows.shape)
+
+
+def test_a_base_of_another_vocabulary_without_neurons_is_refused(tmp_path):
+    model = Model(open_repository(str(write_model(tmp_path / "bare", gaussian(1500, 96, 0), has_layer=False))))
+    index = BaseIndex((*list(model.vocabulary.row_of)[-7:], b"of no model"))
+    with pytest.raises(InputError, match="it holds 7 of the 8 tokens of the index, and 8 are needed"):
+        index.add(model)
+    assert not index.bases
 
 
 def test_an_empty_index_is_reported(folders):

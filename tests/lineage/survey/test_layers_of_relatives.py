@@ -2,9 +2,12 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
@@ -65,7 +68,30 @@ def test_the_ledger_by_bytes_is_that_of_a_comparison(surveyed, folders):
     assert reference == candidate
     assert f"compared by samples: {candidate}" in str(report)
     stranger = report.pairs[folders["base"], folders["stranger"]]
-    assert "matches" not in stranger.ledger[0] and stranger.ledger[0].startswith("no match: language model")
+    assert "matches" not in stranger.ledger[0] and stranger.ledger[0].startswith("no match: part of the language model")
+
+
+def test_the_ledger_has_towers(folders, tmp_path):
+    """Two relatives, and towers of which one pair is a copy and one is not."""
+    towers = {}
+    for name, seed in (("base", 1), ("noised", 1), ("swapped", 2)):
+        towers[name] = shutil.copytree(folders[name], tmp_path / name)
+        tensors = load_file(towers[name] / "model.safetensors")
+        draw = torch.Generator().manual_seed(seed)
+        shapes = {"self_attn.q_proj": (64, 64), "mlp.up_proj": (256, 64), "mlp.down_proj": (64, 256)}
+        for layer in range(3):
+            tensors |= {
+                f"vision_tower.layers.{layer}.{part}.weight": torch.randn(shape, generator=draw)
+                for part, shape in shapes.items()
+            }
+        save_file(tensors, towers[name] / "model.safetensors")
+    report = survey([str(folder) for folder in towers.values()], layers=True, progress=False)
+
+    def of_candidate(first, second):
+        return report.pairs[str(towers[first]), str(towers[second])].ledger[1]
+
+    assert re.search(r"matches: .*part of the vision tower", of_candidate("base", "noised").partition("no match")[0])
+    assert re.search(r"no match: part of the vision tower", of_candidate("base", "swapped"))
 
 
 def test_layers_that_changed_places_are_named(surveyed, folders):

@@ -321,7 +321,7 @@ TALLEST_PX = 2_400
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
-@pytest.mark.parametrize("example", ["permuted", "strangers"])
+@pytest.mark.parametrize("example", ["permuted", "strangers", "hidden", "other-tokenizer"])
 def test_the_answer_is_visible_without_scrolling(visit, width, height, example):
     page = visit(f"/?example={example}", viewport={"width": width, "height": height})
     settle(page)

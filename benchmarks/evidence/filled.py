@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.evidence.peers import beside_the_paper
 from benchmarks.evidence.plain import is_found, is_ours
 from benchmarks.evidence.tables import Results
 from benchmarks.runner import Row, table
@@ -72,6 +73,7 @@ def measured_values(results: Results) -> dict[str, str]:
         values[f"{name}.strangers"] = str(len(rows) - len(related))
     noise = [row for row in results["power"] if row["kind"] == "noise"]
     values["power.missed-noise"] = f"{min(row['amount'] for row in noise if not row['found']):g}"
+    values["peers.beside-the-paper"] = f"\n\n{beside_the_paper(results)}\n\n"
     values |= _of_alignment(results["real-alignment"])
     return values | _of_plain(results["plain-mdir"]) | _of_surveys(results) | _of_visitors(results["space-visitors"])
 

@@ -106,6 +106,37 @@ def relation_table(judged: Sequence[Judged]) -> str:
     return table(["member", "families", *map(named, methods)], body)
 
 
+OF_THE_PAPER = {
+    "Gradient (LeaFBench)": ("0.798", "0.374", "no", "–"),
+    "REEF": ("0.896", "0.634", "yes", "yes"),
+    "HuRef": ("0.994", "0.943", "no", "yes"),
+    "PDF": ("0.995", "0.992", "yes", "yes"),
+    "SeedPrints": ("–", "–", "yes", "no"),
+    "MDIR, as printed": ("1.000", "1.000", "yes", "yes"),
+    "mdir-hf": ("–", "–", "–", "–"),
+}
+"""AUC and TPR at 1 % FPR (table 1); whether a cut dimension and another tokenizer are handled (table 2)."""
+
+
+def beside_the_paper(results: Results) -> str:
+    """Tabulate the paper's tables 1 and 2 beside the same quantities of the zoo."""
+    checker_rows = {(row["a"], row["b"]): row for row in results["zoo-pairs"] if row["level"] == "auto"}
+    judged = [of_checker(checker_rows), *(of_peer(row, checker_rows) for row in results["zoo-peers"])]
+    methods = {method.name: method for method in judged}
+    body = []
+    for name, (auc, tpr, dimension, tokenizer) in OF_THE_PAPER.items():
+        method = methods[name]
+        numbers, accepted = leafbench_metrics(*method.answered), accepted_at_best(method)
+        cut, retokenised = (
+            str(sum(is_accepted for key, is_accepted in accepted.items() if is_with_base(key, member)))
+            for member in ("width-pruned", "retokenised")
+        )
+        here = f"{numbers.auc:.3f}", f"{numbers.tpr_at_1_percent_fpr:.3f}"
+        body.append([named(method), auc, here[0], tpr, here[1], dimension, cut, tokenizer, retokenised])
+    columns = "AUC, paper | AUC, here | TPR, paper | TPR, here | dimension, paper | cut channels, here"
+    return table(f"method | {columns} | tokenizer, paper | tokenizer, here", body)
+
+
 def accepted_at_best(method: Judged) -> dict[tuple[str, str], bool]:
     """Return decisions of a method on the pairs that it can score, at its best threshold on them."""
     threshold = leafbench_metrics(*method.answered).threshold

@@ -67,27 +67,6 @@ def test_every_module_and_name_on_the_page_exists() -> None:
     ]
 
 
-def cells_of(text: str, first: str, head: str) -> list[str]:
-    """Return the cells of the row with this first cell, in the table with this text in its header."""
-    table = next(part for part in text.split("\n\n") if part.startswith("| ") and head in part.partition("\n")[0])
-    return next(
-        [cell.strip() for cell in line.strip("|").split("|")] for line in table.split("\n") if f"| {first} |" in line
-    )
-
-
-@pytest.mark.parametrize(
-    "method",
-    ["Gradient (LeaFBench)", "REEF", "HuRef", "PDF", "SeedPrints", "MDIR, as printed", "**mdir-hf**"],
-)
-def test_our_columns_of_tables_1_and_2_match_the_results(method: str) -> None:
-    peers = (PAGES / "others-on-the-same-pairs.md").read_text("utf-8")
-    metrics = cells_of(peers, method, "TPR at 1 % FPR")
-    methods = cells_of(peers, "member", "families")
-    here = [cells_of(peers, member, "families")[methods.index(method)] for member in ("width-pruned", "retokenised")]
-    row = cells_of(PAGE, method, "AUC, paper")
-    assert [row[2], row[4], row[6], row[8]] == [metrics[2], metrics[5], *here]
-
-
 def test_every_table_and_figure_has_a_command_and_a_time() -> None:
     section = PAGE.split("## Commands and times", 1)[1].split("\n## ", 1)[0]
     lines = [line for line in section.splitlines() if re.match(r"\|.*`(python|make) ", line)]

@@ -241,7 +241,7 @@ def _named_parts(ledger: tuple[PartCoverage, ...], *, is_match: bool | None, lea
 
 
 def _part_per_compared(entries: Iterable[PartCoverage], ledger: Iterable[PartCoverage]) -> float:
-    """Return the size of the parts in ``entries``, divided by what was compared of them: a part is large as a whole."""
+    """Return the size of the parts in ``entries``, divided by the compared size: a part is large as a whole."""
     names = {entry.part for entry in entries}
     sizes = [(entry.bytes or 0, entry.is_match is not None) for entry in ledger if entry.part in names]
     n_compared = sum(n_bytes for n_bytes, is_compared in sizes if is_compared)

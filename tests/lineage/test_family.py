@@ -254,7 +254,7 @@ def test_a_named_base_is_compared_if_its_rows_and_neuron_numbers_show_nothing(hu
     assert main(["family", str(tmp_path / "tuned"), "--among", str(tmp_path / "other")]) == 0
     out = capsys.readouterr().out
     assert "by comparison: No shared weights were found" in out
-    assert "would have been proposed" not in out  # the comparison says what it excludes
+    assert "would have been proposed" not in out  # the comparison has its own limit
 
 
 def test_bases_that_cannot_be_opened_say_why(hub, capsys):

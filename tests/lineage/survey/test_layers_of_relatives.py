@@ -72,7 +72,7 @@ def test_the_ledger_by_bytes_is_that_of_a_comparison(surveyed, folders):
 
 
 def test_the_ledger_has_towers(folders, tmp_path):
-    """Two relatives, and towers of which one pair is a copy and one is not."""
+    """The towers of one pair are copies, and those of another pair are not."""
     towers = {}
     for name, seed in (("base", 1), ("noised", 1), ("swapped", 2)):
         towers[name] = shutil.copytree(folders[name], tmp_path / name)

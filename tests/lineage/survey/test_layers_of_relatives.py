@@ -72,7 +72,7 @@ def test_the_ledger_by_bytes_is_that_of_a_comparison(surveyed, folders):
 
 
 def test_the_ledger_has_towers(folders, tmp_path):
-    """The towers of one pair are copies, and those of another pair are not."""
+    """Two towers are copies, and a third is not."""
     towers = {}
     for name, seed in (("base", 1), ("noised", 1), ("swapped", 2)):
         towers[name] = shutil.copytree(folders[name], tmp_path / name)

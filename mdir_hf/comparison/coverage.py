@@ -85,12 +85,12 @@ class ReadOfModel:
 
 
 def _related_parts(report: HomologyReport, side: str) -> list[StackPair]:
-    """Return the pairs of parts with copies. Copies that only the other model does not load do not count."""
-    own, other = f"{side}_is_loaded", f"{_OTHER_SIDE[side]}_is_loaded"
+    """Return the pairs of parts with copies, except copies of the main stack that the other model does not load."""
+    other = f"{_OTHER_SIDE[side]}_is_loaded"
     return [
         pair
         for pair in report.parts or ()
-        if pair.layers and (getattr(pair, other) is not False or getattr(pair, own) is False)
+        if pair.layers and (getattr(pair, other) is not False or getattr(pair, side) != LANGUAGE)
     ]
 
 
@@ -98,7 +98,11 @@ def _matching_parts(report: HomologyReport, side: str, mixtures: Mapping[int, in
     """Return the names of the parts that hold copies."""
     pairs = _related_parts(report, side)
     names = {getattr(pair, side) for pair in pairs if pair.experts is None}
-    names |= {LANGUAGE if getattr(origin, side) is None else EXPERTS for pair in pairs for origin in pair.experts or ()}
+    names |= {
+        EXPERTS if isinstance(getattr(origin, side), int) else LANGUAGE
+        for pair in pairs
+        for origin in pair.experts or ()
+    }
     for match in () if report.neurons is None else report.neurons.matches:
         names.add(EXPERTS if getattr(match, side) in mixtures else LANGUAGE)
     tables = {"embedding": report.embedding, "unembedding": report.unembedding}
@@ -112,22 +116,18 @@ def _matching_parts(report: HomologyReport, side: str, mixtures: Mapping[int, in
 
 
 def _mixtures(layers: Sequence[Layer]) -> dict[int, int]:
-    """Return the number of experts in each layer that has no MLP besides its experts."""
-    return {
-        layer.index: len(layer.experts) + len(layer.shared_experts)
-        for layer in layers
-        if layer.experts and Role.UP not in layer.parts
-    }
+    """Return the number of routed experts in each layer that has no MLP besides its experts."""
+    return {layer.index: len(layer.experts) for layer in layers if layer.experts and Role.UP not in layer.parts}
 
 
 def _share_of_experts(report: HomologyReport, side: str, mixtures: Mapping[int, int]) -> tuple[float, float] | None:
-    """Return the shares of the experts that match, and that match nothing, by the comparison that read most experts."""
+    """Return the shares of the routed experts that match, and that match nothing, by the look with most matches."""
     looks: list[list[tuple[int, int, int]]] = [[], [], []]  # matching, compared, all
     of_layer: dict[int, list[ExpertOrigin]] = defaultdict(list)
     names = {name_of_experts(index): index for index in mixtures}
     for pair in report.parts or ():
         if pair.experts is not None and getattr(pair, side) in names:
-            of_layer[names[getattr(pair, side)]] += pair.experts
+            of_layer[names[getattr(pair, side)]] += [e for e in pair.experts if isinstance(getattr(e, side), int)]
     for layer, origins in of_layer.items():
         own, others = ({getattr(origin, name) for origin in origins} for name in (side, _OTHER_SIDE[side]))
         # Only the most similar pairs are tested, and of experts that are alike, only the best partner is named.
@@ -136,7 +136,8 @@ def _share_of_experts(report: HomologyReport, side: str, mixtures: Mapping[int, 
     for result in () if report.projections is None else report.projections.results:
         layer = getattr(result.layer, side)
         if result.role is ModuleRole.UP and result.experts is not None and layer in mixtures:
-            matching = {getattr(expert, side) for expert in result.experts if expert.cosine is not None}
+            partners = (getattr(expert, side) for expert in result.experts if expert.cosine is not None)
+            matching = {expert for expert in partners if isinstance(expert, int)}
             # An expert without a partner may match one that was not read.
             n_compared = mixtures[layer] if result.unread_experts == (0, 0) else len(matching)
             looks[1].append((len(matching), n_compared if result.rows else 0, mixtures[layer]))
@@ -147,7 +148,7 @@ def _share_of_experts(report: HomologyReport, side: str, mixtures: Mapping[int, 
     totals = [[sum(column) for column in zip(*look, strict=True)] for look in looks if look]
     if not totals:
         return None
-    n_matching, n_compared, n_all = max(totals, key=lambda total: total[1] / total[2])
+    n_matching, n_compared, n_all = max(totals, key=lambda total: (total[0] / total[2], total[1] / total[2]))
     return n_matching / n_all, (n_compared - n_matching) / n_all
 
 
@@ -159,10 +160,9 @@ def _share_of_layers(
 ) -> tuple[float, float] | None:
     """Return the shares of the compared weights of layers that match, and that match nothing."""
     mixtures = _mixtures(layers)
-    if report.verdict is not Verdict.HOMOLOGOUS:
-        return None
     if report.projections is None:
         return _share_of_sampled_layers(report, side, layers, mixtures)
+    layers = [_with_shared_expert(layer) for layer in layers]
     sizes = {(layer.index, role): size_of(layer, role) for layer in layers for role in layer.parts if not role.is_norm}
     shares: dict[tuple[int, Role], float] = {}
     for result in report.projections.results:
@@ -174,9 +174,10 @@ def _share_of_layers(
         if result.outcome is Outcome.KEPT_IN_PART and result.share is not None:
             agreeing = result.share
         if result.experts is not None:
-            if layer in mixtures:
-                continue
-            agreeing = float(any(expert.cosine is not None for expert in result.experts))
+            experts = [e for e in result.experts if not isinstance(getattr(e, side), int)]
+            if layer in mixtures and all(getattr(expert, side) is None for expert in experts):
+                continue  # the layer has no shared expert, or it was not read
+            agreeing = float(any(expert.cosine is not None for expert in experts))
         key = (layer, Role(result.role.value))
         shares[key] = max(agreeing, shares.get(key, 0.0))
     dense = [pair for pair in report.parts or () if any(getattr(origin, side) is None for origin in pair.experts or ())]
@@ -198,13 +199,22 @@ def _share_of_sampled_layers(
     neurons = report.neurons
     matching = {getattr(match, side) for match in (() if neurons is None else neurons.matches)} - set(mixtures)
     sampled = set(() if neurons is None else getattr(neurons, f"{side}_layers")) - set(mixtures)
+    if neurons is not None and neurons.is_searched:  # only layers whose heads or rows resemble each other were read
+        sampled = {layer.index for layer in layers} - set(mixtures)
     if not matching:
         of_experts = [pair for pair in report.parts or () if pair.experts is not None]
-        dense = [pair for pair in of_experts if any(getattr(origin, side) is None for origin in pair.experts or ())]
-        matching = {getattr(layer, side) for pair in dense for layer in pair.layers}
+        kept = [p for p in of_experts if any(not isinstance(getattr(e, side), int) for e in p.experts or ())]
+        matching = {getattr(layer, side) for pair in kept for layer in pair.layers}
         names = {getattr(pair, side) for pair in of_experts}
         sampled = {layer.index for layer in layers if name_of_experts(layer.index) in names}
     return (len(matching) / len(sampled), 0.0) if matching else None
+
+
+def _with_shared_expert(layer: Layer) -> Layer:
+    """Return a layer whose shared expert, which belongs to its stack, is its MLP."""
+    if Role.UP in layer.parts or not layer.shared_experts:
+        return layer
+    return replace(layer, parts={**layer.parts, **layer.shared_experts[0]})
 
 
 def _shares_read(
@@ -223,14 +233,14 @@ def _shares_read(
     }
     if report.projections is not None:
         return shares
-    experts_of = [(layer, (*layer.experts, *layer.shared_experts)) for layer in layers]
-    first_experts = [replace(layer, parts=experts[0]) for layer, experts in experts_of if experts]
+    first_experts = [replace(layer, parts=layer.experts[0]) for layer in layers if layer.experts]
     roles = _neuron_roles(layers) if report.neurons is not None or LANGUAGE in compared else set()
+    are_sets_compared = any(pair.experts is not None for pair in report.parts or ())
     if report.excludes is not None and report.excludes.keys is not None:
         roles = {*roles, Role.K}
     return {
         **shares,
-        LANGUAGE: _share_of_roles(layers, roles, size_of),
+        LANGUAGE: _share_of_roles(layers, roles, size_of, counts_shared=are_sets_compared),
         EXPERTS: _share_of_roles(first_experts, _neuron_roles(first_experts), size_of),
     }
 
@@ -240,9 +250,18 @@ def _neuron_roles(layers: Sequence[Layer]) -> set[Role]:
     return set() if up is None else {up, GATE_OF[up]}
 
 
-def _share_of_roles(layers: Sequence[Layer], roles: Collection[Role], size_of: SizeOf) -> float:
-    sizes = [(role, size_of(layer, role)) for layer in layers for role in layer.parts if not role.is_norm]
-    return sum(size for role, size in sizes if role in roles) / max(1, sum(size for _, size in sizes))
+def _share_of_roles(
+    layers: Sequence[Layer], roles: Collection[Role], size_of: SizeOf, *, counts_shared: bool = False
+) -> float:
+    """Return the share of weights in some roles, and of shared experts if ``counts_shared``."""
+    n_read = n_all = 0
+    for layer in layers:
+        whole = _with_shared_expert(layer)
+        for role in whole.parts:
+            size = 0 if role.is_norm else size_of(whole, role)
+            is_read = role in roles if role in layer.parts else counts_shared and role in (Role.GATE, Role.UP)
+            n_read, n_all = n_read + size * is_read, n_all + size
+    return n_read / max(1, n_all)
 
 
 def read_of(

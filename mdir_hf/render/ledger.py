@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from mdir_hf.report.parts import PartCoverage
 from mdir_hf.report.result import HomologyReport
+from mdir_hf.report.terms import SettledBy
 from mdir_hf.report.words import LEAST_SHARE, percent_text
 
 GROUPS = ((True, "match", "1"), (False, "no match", "0.45"), (None, "not compared", "0.12"))
@@ -17,17 +18,18 @@ GROUPS = ((True, "match", "1"), (False, "no match", "0.45"), (None, "not compare
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of a model's bytes in the order of :data:`GROUPS`; they sum to 1."""
+    """Shares of a model's bytes in the order of :data:`GROUPS`; they sum to 1. Equal files are not sampled."""
 
     model: str
     shares: tuple[float, ...]
+    is_sampled: bool = True
 
     @property
     def words(self) -> str:
         """The shares of at least 0.1 % as text, such as ``77 % match, 23 % no match (by samples)``."""
         pairs = zip(self.shares, GROUPS, strict=True)
         texts = [f"{percent_text(share)} {name}" for share, (_, name, _) in pairs if share >= LEAST_SHARE]
-        return f"{', '.join(texts)} (by samples)"
+        return f"{', '.join(texts)} ({'by samples' if self.is_sampled else 'by digests'})"
 
 
 def ledger_of(report: HomologyReport) -> tuple[Shares, ...]:
@@ -35,7 +37,8 @@ def ledger_of(report: HomologyReport) -> tuple[Shares, ...]:
     if report.coverage is None:
         return ()
     sides = (("reference", report.coverage.reference), ("candidate", report.coverage.candidate))
-    ledgers = [Shares(side, shares) for side, parts in sides if (shares := _shares(parts)) is not None]
+    is_sampled = report.settled_by is not SettledBy.IDENTICAL_FILES
+    ledgers = [Shares(side, shares, is_sampled) for side, parts in sides if (shares := _shares(parts)) is not None]
     return tuple(ledgers) if len(ledgers) == len(sides) else ()
 
 

@@ -8,7 +8,7 @@ from mdir_hf.render.sections import NAME_LENGTH, Line, Section, SectionKind, Tab
 from mdir_hf.render.sentence import names_of, part_relation
 from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.result import HomologyReport
-from mdir_hf.report.terms import Verdict
+from mdir_hf.report.terms import SettledBy, Verdict
 from mdir_hf.report.words import counted, ledger_text, probability_text
 
 
@@ -69,14 +69,17 @@ def ledger_texts(report: HomologyReport) -> tuple[str, str]:
 
 def ledger_lines(report: HomologyReport) -> tuple[Line, ...]:
     """Return a line with the shares of the bytes that match, or one for each model if they differ."""
-    return tuple(Line("compared", text) for text in ledger_sentences(names_of(report), ledger_texts(report)))
+    is_sampled = report.settled_by is not SettledBy.IDENTICAL_FILES
+    texts = ledger_sentences(names_of(report), ledger_texts(report), is_sampled=is_sampled)
+    return tuple(Line("compared", text) for text in texts)
 
 
-def ledger_sentences(names: tuple[str, str], texts: tuple[str, str]) -> tuple[str, ...]:
+def ledger_sentences(names: tuple[str, str], texts: tuple[str, str], *, is_sampled: bool = True) -> tuple[str, ...]:
     """Return one text for both models, or one for each if they differ."""
+    how = "by samples" if is_sampled else "by digests"
     if texts[0] == texts[1]:
-        return (f"by samples: {texts[0]}",) if texts[0] else ()
-    return tuple(f"of {name}, by samples: {text}" for name, text in zip(names, texts, strict=True) if text)
+        return (f"{how}: {texts[0]}",) if texts[0] else ()
+    return tuple(f"of {name}, {how}: {text}" for name, text in zip(names, texts, strict=True) if text)
 
 
 def _model_line(model: ModelSummary) -> str:

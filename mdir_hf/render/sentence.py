@@ -8,8 +8,8 @@ from mdir_hf.names import shown_name, visible_text, without_common_folder
 from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.parts import ExpertName, LayerTable, StackPair
 from mdir_hf.report.result import HomologyReport
-from mdir_hf.report.terms import Reason, SettledBy, Verdict
-from mdir_hf.report.words import NOT_SEARCHED, compared_share, counted, not_compared_text, percent_text, unmatched_text
+from mdir_hf.report.terms import Outcome, Reason, SettledBy, Verdict
+from mdir_hf.report.words import NOT_SEARCHED, counted, not_compared_text, percent_text, unmatched_share, unmatched_text
 
 NAME_LENGTH = 48
 NOTHING_FOUND = "No shared weights were found"
@@ -65,8 +65,17 @@ def warning_of(report: HomologyReport) -> str | None:
         return NEITHER
     if any(caveat.startswith(NOT_SEARCHED) for caveat in report.caveats):
         return f"{NOT_SEARCHED}: there was too little memory. {NO_PROOF}"
+    n_agreeing = _n_agreeing_projections(report)
+    if n_agreeing:
+        rows = f"Sampled rows of {counted(n_agreeing, 'projection')} agree"
+        return f"{rows}; no neurons match, and matrices can be edited so that rows agree."
     alike = [name for name, matrix in report.matrices.items() if matrix.is_significant]
     return f"Their {alike[0]}s are alike, but not copies. {NO_PROOF}" if alike else NO_PROOF
+
+
+def _n_agreeing_projections(report: HomologyReport) -> int:
+    """Return the number of projections whose sampled rows agree, at levels that compare them."""
+    return 0 if report.projections is None else report.projections.counts().get(Outcome.ROWS_AGREE, 0)
 
 
 def _as_sentence(text: str) -> str:
@@ -91,9 +100,9 @@ def _nothing_found(report: HomologyReport, pair: str) -> str:
     if has_related_parts:
         return f"{NOTHING_FOUND} between the language models of {pair}."
     sides = () if report.coverage is None else (report.coverage.reference, report.coverage.candidate)
-    if all(not_compared_text(side) is None for side in sides):
+    if all(not_compared_text(side) is None and not any(entry.is_match for entry in side) for side in sides):
         return f"{NOTHING_FOUND} between {pair}."
-    shares = [compared_share(side) for side in sides]
+    shares = [unmatched_share(side) for side in sides]
     known = [share for share in shares if share is not None]
     if len(known) < len(shares):
         return f"{NOTHING_FOUND} between the compared parts of {pair}."

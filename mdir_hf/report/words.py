@@ -201,13 +201,13 @@ def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
     return _named_parts(tuple(parts), is_match=None) or None
 
 
-def compared_share(parts: Iterable[PartCoverage]) -> float | None:
-    """Return the share of a model's bytes in parts that were compared, between 0 and 1; None if sizes are unknown."""
+def unmatched_share(parts: Iterable[PartCoverage]) -> float | None:
+    """Return the share of a model's bytes that were compared and match nothing; None if sizes are unknown."""
     ledger = tuple(parts)
     total = sum(entry.bytes or 0 for entry in ledger)
     if not total or any(entry.bytes is None for entry in ledger):
         return None
-    return 1.0 - sum(entry.bytes or 0 for entry in ledger if entry.is_match is None) / total
+    return sum(entry.bytes or 0 for entry in ledger if entry.is_match is False) / total
 
 
 def unmatched_text(parts: Iterable[PartCoverage]) -> str:

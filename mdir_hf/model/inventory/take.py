@@ -212,8 +212,9 @@ class _Weights:
         plain = {stored: name for name, stored in without_wrappers(names).items()}
         roles: dict[str, tuple[PartKind, str]] = {}
         for layer in anatomy.layers:
-            for part in layer.parts.values():
-                roles |= dict.fromkeys(part.tensors, (PartKind.STACK, layer.name))
+            for role, part in layer.parts.items():
+                kind = PartKind.VECTORS if role.is_norm else PartKind.STACK
+                roles |= dict.fromkeys(part.tensors, (kind, layer.name))
             for kind, groups in ((PartKind.EXPERTS, layer.experts), (PartKind.STACK, layer.shared_experts)):
                 for parts in groups:
                     for part in parts.values():
@@ -258,7 +259,9 @@ class _Weights:
             kind, layer = self.roles[weight]
             if kind is PartKind.EXPERTS:
                 return ModelPart(f"experts of the {LANGUAGE}", kind, LANGUAGE), layer
-            return (_vectors(LANGUAGE) if _is_vector(tensor) else ModelPart(LANGUAGE, kind)), layer
+            # Packed codes of 4 bits have the shape of a vector, (n, 1).
+            is_vector = kind is PartKind.VECTORS or tensor.name.endswith("bias") or len(tensor.shape or (0, 0)) < 2
+            return (_vectors(LANGUAGE) if is_vector else ModelPart(LANGUAGE, kind)), layer
         name = self.plain.get(weight, weight)
         if ".lora_A." in name or ".lora_B." in name or ".lora_a" in name or ".lora_b" in name:
             return ModelPart("storage: factors of adapters", PartKind.STORAGE), None

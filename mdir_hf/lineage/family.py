@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from mdir_hf.errors import (
     RepositoryNotFoundError,
     SeveralModelsError,
     StoppedError,
+    VocabularyError,
     one_line,
 )
 from mdir_hf.lineage.cards.branches import hub_reference
@@ -186,14 +187,22 @@ def find_family(
 
     if index is not None:
         try:
-            for identification in identify_in_steps(
+            steps = identify_in_steps(
                 model, index, settings=remaining_settings(), reading=reading, listeners=counter.listeners
-            ):
-                on_step(replace(family, found=identification))
-            identification = _with_all_bases(
-                identification, model, index, remaining_settings, reading, counter, are_named=are_named
             )
-            family = replace(family, found=identification)
+            try:
+                for identification in steps:
+                    on_step(replace(family, found=identification))
+            except (InputError, VocabularyError):  # too few rows and neurons for a search
+                if not (are_named and len(index)):
+                    raise
+                summary = model.open(reading, IoLedger(max_bytes=remaining_settings().max_bytes)).summary()
+                identification = Identification(summary, (), len(index), settings.alpha, 0)
+            for compared_so_far in _with_all_bases(
+                identification, model, index, remaining_settings, reading, counter, are_named=are_named
+            ):
+                family = replace(family, found=compared_so_far)
+                on_step(family)
         except (StoppedError, GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError):
             raise
         except MdirError as exc:
@@ -301,28 +310,30 @@ def _with_all_bases(
     counter: ByteCounter,
     *,
     are_named: bool,
-) -> Identification:
+) -> Iterator[Identification]:
     """Compare all bases, if they are few, and the model has several parts, or the bases were named and none was found.
 
-    An index knows main stacks only, and does not find copies with a rotated stream and renumbered neurons.
+    Yields the result before and after each comparison. An index knows main stacks only, and does not find copies with a
+    rotated stream and renumbered neurons.
     """
+    yield identification
     if len(index) > MOST_COMPARED:
-        return identification
+        return
     if not are_named or identification.found:
         try:
             opened = model.open(reading, IoLedger(max_bytes=remaining_settings().max_bytes))
             has_parts = bool(opened.other_stacks) or has_mixture((opened,))
         except ByteBudgetError:  # the bases that were found stand without it
-            return identification
+            return
         if not has_parts:
-            return identification
+            return
     ancestors = {ancestor.base.repo: ancestor for ancestor in identification.ancestors}
     for base in index.bases:
         ancestor = ancestors.get(base.model.repo) or Ancestor(base.model, 0.0, 0, is_nominated=False)
         if ancestor.report is None and ancestor.error is None:
             settings = replace(remaining_settings(), alpha=identification.alpha / len(index))
             ancestors[base.model.repo] = compared(ancestor, model, settings, reading, counter.listeners)
-    return replace(identification, ancestors=tuple(ancestors.values()))
+            yield replace(identification, ancestors=tuple(ancestors.values()))
 
 
 def _with_parents_of_layers(

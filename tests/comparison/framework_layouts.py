@@ -1,5 +1,7 @@
 """A Llama's tensors under the names, fused orders and orientations that training frameworks write."""
 
+import re
+
 import torch
 
 
@@ -121,6 +123,12 @@ def joined_numbers(state, n_groups):
     return {name.replace("layers.", "layers"): tensor for name, tensor in state.items()}
 
 
+def joined_numbers_from_one(state, n_groups):
+    """``layer_4`` in place of ``layers.3``."""
+    del n_groups
+    return {re.sub(r"layers\.(\d+)", lambda at: f"layer_{int(at[1]) + 1}", name): t for name, t in state.items()}
+
+
 LAYOUTS = {
     "litgpt": litgpt,
     "litgpt, interleaved": lambda state, n_groups: litgpt(state, n_groups, interleaved=True),
@@ -132,4 +140,5 @@ LAYOUTS = {
     "in turns, other names": gate_in_turns,
     "Flax": flax,
     "joined numbers": joined_numbers,
+    "joined numbers from 1": joined_numbers_from_one,
 }

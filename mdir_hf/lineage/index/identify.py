@@ -152,6 +152,8 @@ class Identification:
             elif ancestor.is_nominated:
                 why = f": {ancestor.error}" if ancestor.error is not None else ""
                 lines.append(f"  proposed {ancestor.evidence}: {ancestor.base.repo}; not compared{why}")
+            elif ancestor.error is not None:
+                lines.append(f"  {ancestor.base.repo}; not compared: {ancestor.error}")
         if not self.found:
             lines += self._nothing_found()
         return "\n".join(lines)
@@ -160,13 +162,19 @@ class Identification:
         if any(ancestor.is_nominated and ancestor.report is None for ancestor in self.ancestors):
             return ["  a proposal is not a finding; compare the models"]
         bases = "the base model" if self.n_bases == 1 else f"any of the {self.n_bases} base models"
-        lines = [f"  no shared ancestry found with {bases} searched; this does not show that there is none"]
-        are_all_compared = sum(ancestor.report is not None for ancestor in self.ancestors) == self.n_bases
+        reports = [ancestor.report for ancestor in self.ancestors if ancestor.report is not None]
+        pairs = [pair for report in reports for pair in report.parts or ()]
+        of_main = " of the main stack" if any(pair.verdict is Verdict.HOMOLOGOUS for pair in pairs) else ""
+        n_failed = sum(ancestor.error is not None for ancestor in self.ancestors)
+        if n_failed:
+            return [f"  no shared ancestry{of_main} found; {n_failed} of {self.n_bases} bases could not be compared"]
+        lines = [f"  no shared ancestry{of_main} found with {bases} searched; this does not show that there is none"]
+        are_all_compared = len(reports) == self.n_bases
         if self.excluded_noise is not None and not are_all_compared:
             have = "has" if self.n_of_width == 1 else "have"
             lines.append(
-                f"  {self.n_of_width} of them {have} its width; a copy of one, under noise of up to "
-                f"{self.excluded_noise:.2g} times the weights, would have been proposed, {UNLESS_ROTATED}"
+                f"  {self.n_of_width} of them {have} its width and enough of its tokens; a copy of one, under noise of "
+                f"up to {self.excluded_noise:.2g} times the weights, would have been proposed, {UNLESS_ROTATED}"
             )
         return lines
 

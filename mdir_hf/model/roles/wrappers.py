@@ -23,7 +23,7 @@ the plain name, because a class loads that one."""
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:" + "|".join(map(re.escape, WRAPPERS)) + r")\.")
 _MENTIONS = re.compile("_mod|module|base_layer|auto_model")
 _HAS_NUMBER = re.compile(r"(?:^|\.)\d+\.")
-_JOINED_NUMBER = re.compile(r"(?:^|(?<=\.))(layers?|blocks?|h)_?(?=\d+\.)")
+_JOINED_NUMBER = re.compile(r"(?:^|(?<=\.))(layers?|blocks?|h)_?(\d{1,6})(?=\.)")
 
 
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
@@ -31,13 +31,16 @@ def without_wrappers(names: Iterable[str]) -> dict[str, str]:
 
     PEFT's trained copies replace the originals. A tensor with the plain name takes precedence over all others. Other
     names that would collide keep their wrappers. If no component of a name is a number, slashes are read as dots, and
-    ``layer_3`` as ``layer.3``.
+    ``layer_3`` as ``layer.3``, or as ``layer.2`` if they start from 1.
     """
     names = tuple(names)
     is_numbered = any(map(_HAS_NUMBER.search, names))
     stored: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        plain = name if is_numbered else _JOINED_NUMBER.sub(r"\1.", name.replace("/", "."))
+    with_dots = names if is_numbered else tuple(name.replace("/", ".") for name in names)
+    numbers = set() if is_numbered else {int(match[2]) for name in with_dots for match in _JOINED_NUMBER.finditer(name)}
+    first = 1 if 1 in numbers and 0 not in numbers else 0
+    for name, dotted in zip(names, with_dots, strict=True):
+        plain = name if is_numbered else _JOINED_NUMBER.sub(lambda match: f"{match[1]}.{int(match[2]) - first}", dotted)
         stored[_WRAPPER.sub("", plain) if _MENTIONS.search(plain) else plain].append(name)
     places: dict[str, str] = {}
     for plain, candidates in stored.items():

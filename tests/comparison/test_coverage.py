@@ -14,7 +14,8 @@ from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.opened import Model
 from mdir_hf.report import ModuleRole, PartCoverage, Treatment, ledger_text, not_compared_text
 from tests.comparison.relatives import SIZES, write
-from tests.method.obfuscation import new_model
+from tests.method.obfuscation import new_model, obfuscate
+from tests.model.files.quantization.writers import SCHEMES
 
 N = SIZES["hidden_size"]
 
@@ -225,6 +226,68 @@ def test_neurons_count_for_gate_and_up_alone(tmp_path):
     of_layers = compare(base, tune, level="layers", progress=False)
     unmatched = sum(entry.bytes for entry in of_layers.coverage.candidate if entry.is_match is False)
     assert unmatched > 0 and "No match in part of the language model" in of_layers.warning
+
+
+def test_a_searched_layer_does_not_stand_for_all(tmp_path):
+    """Keys and neurons of one layer are copies, in another order."""
+    base, own = new_model(seed=0, **SIZES), new_model(seed=1, **SIZES)
+    hidden, _ = obfuscate(base, seed=3)
+    own.model.layers[2] = hidden.model.layers[2]
+    report = compare(write(tmp_path / "base", base), write(tmp_path / "own", own), progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS and report.neurons.is_searched
+    matching = sum(entry.bytes for entry in report.coverage.candidate if entry.is_match)
+    tensors = load_file(tmp_path / "own" / "model.safetensors")
+    of_neurons = sum(t.nbytes for name, t in tensors.items() if "gate_proj" in name or "up_proj" in name)
+    assert matching == pytest.approx(of_neurons / 4, rel=0.02)  # one of four layers; norms count with their layers
+
+
+def test_a_chosen_sample_gives_the_shares_of_a_fresh_one(tmp_path):
+    base = write(tmp_path / "base", new_model(seed=0, **SIZES))
+    tune = write(tmp_path / "tune", new_model(seed=1, **SIZES))
+    tensors, copied = load_file(tune / "model.safetensors"), load_file(base / "model.safetensors")
+    save_file(
+        tensors | {n: t for n, t in copied.items() if ".layers.0." in n or ".layers.1." in n},
+        tune / "model.safetensors",
+    )
+    fresh, chosen = (compare(base, tune, level="layers", progress=False, sample_seed=seed) for seed in (None, 3))
+    assert (fresh.verdict, chosen.verdict) == (Verdict.HOMOLOGOUS, Verdict.INCONCLUSIVE)
+    assert chosen.coverage.candidate == fresh.coverage.candidate
+
+
+def test_rows_that_agree_are_named_although_no_neurons_match(tmp_path):
+    base = write(tmp_path / "base", new_model(seed=0, **SIZES))
+    own = write(tmp_path / "own", new_model(seed=1, **SIZES))
+    tensors, copied = load_file(own / "model.safetensors"), load_file(base / "model.safetensors")
+    kept = ("q_proj", "o_proj", "down_proj")
+    save_file(tensors | {n: t for n, t in copied.items() if any(role in n for role in kept)}, own / "model.safetensors")
+    report = compare(base, own, level="layers", progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert report.warning.startswith("Sampled rows of 12 projections agree; no neurons match")
+    n_kept = sum(t.nbytes for name, t in copied.items() if any(role in name for role in kept))
+    matching = sum(entry.bytes for entry in report.coverage.candidate if entry.is_match)
+    assert matching == pytest.approx(n_kept, rel=0.02)  # norms count with their layers
+
+
+def test_packed_codes_are_weights_and_not_vectors(tmp_path):
+    model = new_model(seed=0, **SIZES)
+    base = write(tmp_path / "base", model)
+    folder = write(tmp_path / "nf4", model)
+    scheme, written = SCHEMES["nf4-nested"], {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        is_coded = "_proj" in name
+        written |= scheme.write(tensor.float(), name.removesuffix(".weight")).tensors if is_coded else {name: tensor}
+    save_file(written, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text()) | scheme.model_config
+    (folder / "config.json").write_text(json.dumps(config))
+    report = compare(base, folder, progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert any(entry.part == "language model" and entry.is_match for entry in report.coverage.candidate)
+
+
+def test_equal_files_are_not_sampled(tmp_path):
+    folder = write(tmp_path / "base", new_model(seed=0, **SIZES))
+    report = compare(folder, folder, progress=False)
+    assert "by digests: matches:" in str(report) and "by samples" not in report.to_html()
 
 
 def test_keys_count_too_if_no_neurons_match(tmp_path):

@@ -5,12 +5,13 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from mdir_hf import HomologyReport, Verdict, compare
 from mdir_hf.comparison.neurons import STEPS
 from mdir_hf.comparison.stacks import EXPERT_LAYERS, EXPERTS_PLACE, FIRST_PLACE
 from mdir_hf.report import Treatment
-from tests.comparison.upcycled import LAYERS, expert, give_experts, mixture, new_model
+from tests.comparison.upcycled import LAYERS, expert, give_experts, mixture, new_model, upcycle_to_mixtral
 
 
 def matched(report):
@@ -67,6 +68,39 @@ def test_many_experts_made_from_one_mlp_are_not_said_to_match_nothing(save_mixtu
     assert report.verdict is Verdict.HOMOLOGOUS
     experts = {entry.is_match for entry in report.coverage.candidate if entry.part.startswith("experts")}
     assert experts == {True, None}  # 8 pairs are tested
+
+
+@pytest.mark.parametrize("level", ["auto", "layers"])
+def test_reordered_experts_that_match_are_not_said_to_match_nothing(save_mixture, level):
+    dense = new_model("llama", 0)
+    report = compare(
+        save_mixture(dense, "dense"), save_mixture(upcycle_to_mixtral(dense), "candidate"), level=level, progress=False
+    )
+    assert report.verdict is Verdict.HOMOLOGOUS and report.log10_p is None  # a search found the neurons
+    experts = {entry.is_match for entry in report.coverage.candidate if entry.part.startswith("experts")}
+    assert experts == {True, None}
+    assert report.warning is None
+
+
+@pytest.mark.parametrize("replaced", ["shared_expert", "experts"])
+def test_shared_experts_are_part_of_their_stack(save_mixture, replaced):
+    sizes = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 160, "num_experts": 3}
+    base, candidate, stranger = (
+        new_model("qwen2_moe", seed, **sizes, num_experts_per_tok=2, decoder_sparse_step=1) for seed in (0, 0, 1)
+    )
+    for layer, other in zip(candidate.model.layers, stranger.model.layers, strict=True):
+        getattr(layer.mlp, replaced).load_state_dict(getattr(other.mlp, replaced).state_dict())
+    report = compare(save_mixture(base, "base"), save_mixture(candidate, "candidate"), level="layers", progress=False)
+    sizes = {(entry.part, entry.is_match): entry.bytes for entry in report.coverage.candidate}
+    tensors = load_file(report.candidate.repo + "/model.safetensors")
+    n_shared = sum(t.nbytes for name, t in tensors.items() if "shared_expert." in name)
+    n_routed = sum(t.nbytes for name, t in tensors.items() if ".experts." in name)
+    experts = "experts of the language model"
+    if replaced == "experts":
+        assert sizes[experts, False] == n_routed and ("language model", False) not in sizes
+    else:
+        assert (experts, False) not in sizes and sizes[experts, True] == n_routed
+        assert sizes["language model", False] == pytest.approx(n_shared, rel=0.02)  # norms count with their layers
 
 
 def test_experts_are_compared_with_experts_of_the_same_size(save_mixture):

@@ -287,7 +287,7 @@ def test_packed_codes_are_weights_and_not_vectors(tmp_path):
 def test_equal_files_are_not_sampled(tmp_path):
     folder = write(tmp_path / "base", new_model(seed=0, **SIZES))
     report = compare(folder, folder, progress=False)
-    assert "by digests: matches:" in str(report) and "by samples" not in report.to_html()
+    assert "by digests: matches:" in str(report) and "by samples" not in report.details
 
 
 def test_keys_count_too_if_no_neurons_match(tmp_path):

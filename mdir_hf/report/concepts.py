@@ -57,7 +57,7 @@ CONCEPTS = (
     _concept(
         "Compared",
         "compared samples comparison",
-        "A sample counts for weights of its kind in all layers: neurons count for gate and up, and not for attention.",
+        "A sample counts for weights of its kind: neurons count for gate and up, and not for attention.",
     ),
     _concept("Warning", "warning", "The most important limit of the answer."),
     _concept("Read", "read mb gb kb", "The bytes that were read, and the size of both models."),

@@ -38,7 +38,8 @@ def sentence_of(report: HomologyReport) -> str:
         text = (
             "Whether {pair} share weights could not be told." if report.reason is None else _INCONCLUSIVE[report.reason]
         )
-        neurons = "no neurons were compared" if report.neurons is None else "no neurons match"
+        which = " of the main stacks" if any(pair.layers for pair in report.parts or ()) else ""
+        neurons = "no neurons were compared" if report.neurons is None else f"no neurons{which} match"
         shared = (f"{name}s" for name, matrix in report.matrices.items() if matrix.is_significant or matrix.is_copied)
         return text.format(pair=pair, neurons=neurons, tables=next(shared, "embeddings"))
     if report.verdict is Verdict.NO_EVIDENCE:

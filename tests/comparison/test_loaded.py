@@ -256,3 +256,13 @@ def test_a_stack_that_the_class_does_not_load_is_never_the_main_stack(prefix, vi
     report = compare(victim, folder, progress=False)
     assert report.verdict is not Verdict.HOMOLOGOUS
     assert compare(own, folder, progress=False).verdict is Verdict.HOMOLOGOUS
+
+
+def test_a_new_decoder_is_not_said_to_have_no_relative_at_all(whole, tmp_path):
+    model, stranger = T5.from_pretrained(whole), t5(1)
+    model.decoder.block = stranger.decoder.block
+    model.save_pretrained(tmp_path / "mixed")
+    report = compare(whole, tmp_path / "mixed", progress=False)
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "no neurons of the main stacks match" in report.sentence
+    assert "encoder" in report.warning

@@ -92,9 +92,9 @@ def test_a_shared_tower_alone_is_a_warning():
     uncompared = replace(no, neurons=None, excludes=None)
     assert uncompared.sentence == "No shared weights were found between the embeddings of me/tuned and owner/base."
     told = a_report(verdict=Verdict.INCONCLUSIVE, reason=Reason.EMBEDDINGS_ONLY, settled_by=None, parts=(TOWER,))
-    assert told.sentence == "me/tuned and owner/base share their embeddings; no neurons match."
+    assert told.sentence == "me/tuned and owner/base share their embeddings; no neurons of the main stacks match."
     head = replace(told, embedding=None, unembedding=told.embedding)
-    assert head.sentence == "me/tuned and owner/base share their unembeddings; no neurons match."
+    assert head.sentence == "me/tuned and owner/base share their unembeddings; no neurons of the main stacks match."
     unread = replace(told, neurons=None)
     assert unread.sentence == "me/tuned and owner/base share their embeddings; no neurons were compared."
     assert told.warning == warning

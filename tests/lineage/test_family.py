@@ -236,6 +236,15 @@ def test_bases_can_be_named_in_place_of_an_index(hub, capsys):
     assert "--among and --index exclude each other" in capsys.readouterr().err
 
 
+def test_a_base_of_a_tower_alone_is_in_the_document_and_the_sentence(composite, tmp_path, capsys):
+    path = tmp_path / "bom.json"
+    assert main(["family", "lab/composite", "--among", "lab/other", "lab/seeing", "--bom", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "vision tower: lab/seeing" in out and "no shared ancestry of the main stack found" in out
+    (model,) = json.loads(path.read_text())["components"]
+    assert "lab/seeing" in json.dumps(next(part for part in model["components"] if part["name"] == "vision tower"))
+
+
 def test_named_bases_without_a_tokenizer_are_found_by_their_neurons(hub, tmp_path, capsys):
     copies = [shutil.copytree(tmp_path / name, tmp_path / "bare" / name) for name in ("base", "other")]
     for folder in copies:

@@ -134,7 +134,7 @@ def records_of_check(check: LineageCheck) -> tuple[BaseRecord, ...]:
 def records_of_family(family: Family) -> tuple[BaseRecord, ...]:
     """Return the bases found in an index or declared by the card."""
     records = {} if family.declared is None else {record.name: record for record in records_of_check(family.declared)}
-    for ancestor in () if family.found is None else family.found.found:
+    for ancestor in () if family.found is None else family.found.with_shared_weights:
         name = ancestor.base.repo
         declared = records.get(name)
         report = declared.report if declared is not None and declared.is_related else ancestor.report

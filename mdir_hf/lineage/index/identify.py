@@ -107,6 +107,16 @@ class Identification:
         """Bases whose comparison with the model is homologous."""
         return tuple(ancestor for ancestor in self.ancestors if ancestor.verdict == Verdict.HOMOLOGOUS)
 
+    @property
+    def with_shared_weights(self) -> tuple[Ancestor, ...]:
+        """Bases whose comparison is homologous, or finds copies in a part such as a tower."""
+        return tuple(
+            ancestor
+            for ancestor in self.ancestors
+            if ancestor in self.found
+            or (ancestor.report and any(pair.verdict is Verdict.HOMOLOGOUS for pair in ancestor.report.parts or ()))
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
         return {

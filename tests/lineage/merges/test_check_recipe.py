@@ -46,9 +46,9 @@ def names_of(layer):
     return [f"model.layers.{layer}.{name}.weight" for name in LAYER_SHAPES]
 
 
-def weights(seed):
+def weights(seed, n_layers=N_LAYERS):
     torch.manual_seed(seed)
-    shapes = {f"model.layers.{n}.{name}.weight": LAYER_SHAPES[name] for n in range(N_LAYERS) for name in LAYER_SHAPES}
+    shapes = {f"model.layers.{n}.{name}.weight": LAYER_SHAPES[name] for n in range(n_layers) for name in LAYER_SHAPES}
     shapes |= {"model.embed_tokens.weight": (100, WIDTH), "model.norm.weight": (WIDTH,), "lm_head.weight": (100, WIDTH)}
     return {name: 0.05 * torch.randn(shape) + float(len(shape) == 1) for name, shape in shapes.items()}
 

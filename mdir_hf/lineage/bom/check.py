@@ -32,6 +32,7 @@ from mdir_hf.lineage.bom.result import (
     ModelCheck,
     ModelState,
     not_on_hub,
+    two_commits_text,
 )
 from mdir_hf.lineage.cards.branches import changed_files, hub_reference
 from mdir_hf.lineage.cards.declared import declared_in
@@ -322,6 +323,9 @@ class _ClaimChecker:
             if place.commit is None:
                 outcome = _UNREAD_OUTCOMES.get(place.state, ClaimOutcome.NOT_MEASURED)
                 return ClaimCheck(claim, outcome, f"{place.listed}: {place.why}")
+        for listed in (claim.base, claim.model):
+            if listed.has_two_commits:
+                return ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, two_commits_text(listed))
         assert base.repo is not None and model.repo is not None
         if base.repo.lower() == model.repo.lower():
             return ClaimCheck(claim, ClaimOutcome.OWN_BASE, f"{_OWN_BASE}: on the Hub, both are {model.repo}")

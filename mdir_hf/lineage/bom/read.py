@@ -65,6 +65,7 @@ class ListedModel:
         repo: Repo id on the Hub, or None.
         commit: Full or abbreviated commit, or None.
         version: The stated version if it is not a commit, or None.
+        has_two_commits: Whether the version and the package URL state different commits, so that none is stated.
         digests: Stated digests of the model and of its files.
         why_no_repo: Why ``repo`` is None, or an empty string.
     """
@@ -73,6 +74,7 @@ class ListedModel:
     repo: str | None
     commit: str | None
     version: str | None = None
+    has_two_commits: bool = False
     digests: tuple[StatedDigest, ...] = ()
     why_no_repo: str = ""
 
@@ -206,6 +208,7 @@ class _Draft:
     commit: str | None
     version: str | None
     why_no_repo: str
+    has_two_commits: bool = False
     is_listed: bool = False
     is_base: bool = False
     digests: dict[StatedDigest, None] = field(default_factory=dict)
@@ -213,7 +216,15 @@ class _Draft:
     @property
     def key(self) -> tuple[object, ...]:
         """The facts that make two entries one."""
-        return (self.name, self.repo, self.commit, self.version, self.why_no_repo, tuple(self.digests))
+        return (
+            self.name,
+            self.repo,
+            self.commit,
+            self.version,
+            self.why_no_repo,
+            self.has_two_commits,
+            tuple(self.digests),
+        )
 
     def frozen(self) -> ListedModel:
         """Return the finished model."""
@@ -222,6 +233,7 @@ class _Draft:
             repo=self.repo,
             commit=self.commit,
             version=self.version,
+            has_two_commits=self.has_two_commits,
             digests=tuple(self.digests),
             why_no_repo=self.why_no_repo,
         )
@@ -362,7 +374,8 @@ def _draft_of(component: dict[str, Any]) -> _Draft:
     )
     commit = None if is_contradictory or not commits else max(commits, key=len)
     version = None if commit is not None else " and ".join(visible_text(text, length=60) for text in versions) or None
-    return _Draft(_name(component.get("name")), repo, commit, version, "" if repo is not None else why)
+    why = "" if repo is not None else why
+    return _Draft(_name(component.get("name")), repo, commit, version, why, is_contradictory)
 
 
 def _draft_of_text(text: str) -> _Draft:

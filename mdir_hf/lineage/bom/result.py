@@ -160,6 +160,11 @@ def not_on_hub(listed: ListedModel) -> ModelCheck:
     return ModelCheck(listed, ModelState.NOT_FOUND, listed.why_no_repo)
 
 
+def two_commits_text(listed: ListedModel) -> str:
+    """Say that a model's version and package URL contradict each other."""
+    return f"{listed}: its version and its package URL state different commits: {listed.version}"
+
+
 def _model_dict(check: ModelCheck) -> dict[str, Any]:
     digests = [{**asdict(one.digest), "outcome": one.outcome.value, "why": one.why} for one in check.digests]
     listed = {name: getattr(check.listed, name) for name in ("name", "repo", "commit", "version")}
@@ -177,6 +182,10 @@ def _failures(check: BomCheck, required: Set[Condition]) -> Iterator[Failure]:
         yield from _failures_of_model(model, required)
     for base in check.bases:
         yield from _failures_of_digests(base, required)
+    if Condition.PINS in required:
+        for claim in check.claims:
+            if claim.claim.base.has_two_commits:
+                yield Failure(Condition.PINS, two_commits_text(claim.claim.base))
     if Condition.DIGESTS in required:
         for digest in check.document.loose_digests:
             yield Failure(Condition.DIGESTS, f"{digest.file}: its digest is stated outside of any model")

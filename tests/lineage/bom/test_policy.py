@@ -178,6 +178,9 @@ BROKEN = {
         "another host"),
     "commit of a base that is gone": (lambda t: t() | ancestor(listed("owner/base", commit="a" * 40)), "bases", 3,
                                       "does not have the stated commit"),
+    **{f"two commits of a base, {condition}": (
+        lambda t: t() | ancestor(listed("owner/base", commit="a" * 40, version="b" * 40)), condition, 3,
+        "its version and its package URL state different commits: ") for condition in ("bases", "pins")},
     "no base": (lambda t: t(bases=[]), "bases", 3, "the bill states no base of a model"),
     "missing base": (lambda t: t(bases=["owner/gone"]), "bases", 3, "not found"),
     "base without a repository": (lambda t: t() | ancestor({"name": "base"}), "bases", 3, "no repository on the Hub"),

@@ -286,7 +286,7 @@ class _ClaimChecker:
     def check(self, claim: StatedBase) -> ClaimCheck:
         """Check a claim; if the weights do not show the base, look for one that they show."""
         check = self._compare(claim)
-        if check.outcome is not ClaimOutcome.NOT_CONFIRMED or check.report is None:
+        if check.outcome is not ClaimOutcome.NOT_CONFIRMED or check.report is None or claim.kind != "base":
             return check
         for other in self._other_claims(claim):
             if self.n_compared >= MOST_CLAIMS:
@@ -299,7 +299,7 @@ class _ClaimChecker:
     def _other_claims(self, claim: StatedBase) -> Iterator[StatedBase]:
         """Yield other bases of a model: those that the document states, then those that the card declares."""
         for other in self._claims_of[claim.model]:
-            if other.part is None and other.base.repo not in (None, claim.base.repo):
+            if other.kind == "base" and other.part is None and other.base.repo not in (None, claim.base.repo):
                 yield other
         commit = self._lookups.place_of(claim.model).commit
         if claim.model.repo is None or commit is None:

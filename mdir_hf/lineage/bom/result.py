@@ -189,7 +189,7 @@ def _failures(check: BomCheck, required: Set[Condition]) -> Iterator[Failure]:
     if Condition.DIGESTS in required:
         for digest in check.document.loose_digests:
             yield Failure(Condition.DIGESTS, f"{digest.file}: its digest is stated outside of any model")
-    if Condition.BASES in required and not check.claims:
+    if Condition.BASES in required and not any(claim.claim.kind == "base" for claim in check.claims):
         yield Failure(Condition.BASES, "the bill states no base of a model")
     for claim in check.claims:
         is_unread = claim.outcome is ClaimOutcome.NOT_READ
@@ -246,7 +246,6 @@ def _state_text(check: ModelCheck) -> str:
 
 
 def _claim_line(check: ClaimCheck) -> str:
-    part = "" if check.claim.part is None else f" of {check.claim.part}"
-    return (
-        f"base{part} {check.claim.base} ({check.claim.stated_in}): {check.outcome.value.replace('_', ' ')}: {check.why}"
-    )
+    claim, outcome = check.claim, check.outcome.value.replace("_", " ")
+    part = "" if claim.part is None else f" of {claim.part}"
+    return f"{claim.kind}{part} {claim.base} ({claim.stated_in}): {outcome}: {check.why}"

@@ -56,7 +56,8 @@ class BaseCheck:
         report: Comparison with the base as the reference, or None.
         why_not: Why there is no report, in a sentence.
         not_compared: The kind of reason, if there is no report.
-        relation: Test of the declared relation; None if none is declared, or the models do not share ancestry.
+        relation: Test of the declared relation; None if none is declared, or if it was not tested because the models
+            do not share ancestry.
     """
 
     base: str
@@ -169,14 +170,14 @@ def verify_lineage(
         return declared_in(opened_base(base))
 
     def tested(base_check: BaseCheck) -> BaseCheck:
-        if declared.relation is None or base_check.outcome != Verdict.HOMOLOGOUS.value:
-            return base_check
         named = declared.adapter_of if declared.is_adapter and declared.relation == "adapter" else None
         if named is not None and not _is_same(base_check.base, named):
             with suppress(HubError, CheckpointError):
                 if not are_same(opened_base(base_check.base), opened_base(named)):
                     relation = RelationTest(RelationOutcome.CONTRADICTED, f"the adapter's config names {named}")
                     return replace(base_check, relation=relation)
+        if declared.relation is None or base_check.outcome != Verdict.HOMOLOGOUS.value:
+            return base_check
         if declared.relation != "quantized":
             return replace(base_check, relation=_UNTESTED[declared.relation])
         ledger = IoLedger(max_bytes=counter.left_of(max_bytes))

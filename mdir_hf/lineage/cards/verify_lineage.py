@@ -56,6 +56,7 @@ class BaseCheck:
         report: Comparison with the base as the reference, or None.
         why_not: Why there is no report, in a sentence.
         not_compared: The kind of reason, if there is no report.
+        is_under_adapter: Whether the model is an adapter whose config names this base, so that nothing is compared.
         relation: Test of the declared relation; None if none is declared, or if it was not tested because the models
             do not share ancestry.
     """
@@ -65,6 +66,7 @@ class BaseCheck:
     why_not: str | None
     relation: RelationTest | None = None
     not_compared: NotCompared = NotCompared.NOT_MEASURED
+    is_under_adapter: bool = False
 
     @property
     def outcome(self) -> str:
@@ -214,7 +216,7 @@ def _check(
         return BaseCheck(base, None, f"only the first {MOST_BASES} declared base models are compared")
     if declared.is_adapter and declared.adapter_of is not None and _is_same(base, declared.adapter_of):
         why = "the repository holds an adapter of this model, which shares its weights by construction"
-        return BaseCheck(base, None, why)
+        return BaseCheck(base, None, why, is_under_adapter=True)
     try:
         if is_own(base):
             why = "it declares itself as its own base model"

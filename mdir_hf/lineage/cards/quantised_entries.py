@@ -103,7 +103,7 @@ def read_pairs(model: Model, base: Model, others: Mapping[str, Model]) -> tuple[
 
     Rows and the order of layers are drawn from system entropy.
     """
-    reader = _Reader(model, base, others)
+    reader = _PairReader(model, base, others)
     layers = sorted({layer.index for side in (model, base) for layer in side.anatomy.layers})
     ledger = model.repository.ledger
     pairs = [*reader.edges(), *reader.without_role()]
@@ -116,7 +116,7 @@ def read_pairs(model: Model, base: Model, others: Mapping[str, Model]) -> tuple[
     return pairs, Skipped(tuple(reader.unlike), tuple(reader.untested), len(layers), n_read)
 
 
-class _Reader:
+class _PairReader:
     def __init__(self, model: Model, base: Model, others: Mapping[str, Model]) -> None:
         self._model, self._base, self._others = model, base, others
         self._draw = np.random.default_rng()

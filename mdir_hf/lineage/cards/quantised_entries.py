@@ -59,7 +59,7 @@ class ReadPair:
     Attributes:
         is_plain: Whether the model stores them in a dtype of numbers, and not as codes.
         dtype: The model's dtype if it is plain, else float32.
-        width: Number of columns of the tensor, of which some are read.
+        width: Number of columns of the whole tensor.
         columns: The columns that are read; None for a vector.
         next_factors: If this is a norm, the factors of matrices that may read its output.
     """

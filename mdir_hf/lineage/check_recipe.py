@@ -30,6 +30,7 @@ from mdir_hf.lineage.merge_methods import (
 )
 from mdir_hf.lineage.recipe import MergeRecipe, RecipeLayer
 from mdir_hf.model.opened import Model
+from mdir_hf.reconstruction.places import BUFFERS
 from mdir_hf.report.terms import Term
 
 MOST_VALUES = 1 << 26
@@ -143,6 +144,8 @@ def check_tensors(
     n_by_recipe = recipe.n_layers or min((model.anatomy.n_layers for model in parents.values()), default=n_layers)
     for number in range(n_layers, n_by_recipe):
         yield TensorCheck(f"layer {number}", number, TensorOutcome.DIFFERS, "the merge lacks this layer of the recipe")
+    for name, layer in _missing(merged, recipe, parents, prefix, prefixes, min(n_layers, n_by_recipe)):
+        yield TensorCheck(name, layer, TensorOutcome.DIFFERS, "the merge lacks this tensor of the recipe")
     loaded = {layer.index for layer in merged.anatomy.layers}
     for name in sorted(merged.tensors.names(), key=lambda name: (_layer_of(name, prefix) or 0, name)):
         layer = _layer_of(name, prefix)
@@ -180,6 +183,72 @@ def check_tensors(
             yield TensorCheck(name, layer, TensorOutcome.NOT_TESTED, str(exc))
         except MdirError as exc:
             yield TensorCheck(name, layer, TensorOutcome.NOT_TESTED, one_line(exc))
+
+
+def _missing(
+    merged: Model,
+    recipe: MergeRecipe,
+    parents: Mapping[str, Model],
+    prefix: str | None,
+    prefixes: Mapping[str, str | None],
+    n_layers: int,
+) -> Iterator[tuple[str, int | None]]:
+    """Yield names, and layers, of tensors of the language model that all sources have and the merge lacks."""
+    is_gguf = bool(merged.tensors.description.metadata)
+    if prefix is None or any(bool(parent.tensors.description.metadata) != is_gguf for parent in parents.values()):
+        return  # the names cannot be compared
+    stored = set(merged.tensors.names())
+    made: list[tuple[int | None, RecipeLayer]] = [(None, recipe.outside_layers(is_output=True))]
+    made += [(number, layer) for number in range(n_layers) if (layer := recipe.layer(number, n_layers)) is not None]
+    for number, layer in made:
+        if any(source.parent not in parents for source in layer.sources):
+            continue
+        of_sources = [
+            _outside_names(parents[source.parent], prefixes[source.parent])
+            if source.layer is None
+            else _layer_names(parents[source.parent], f"{prefixes[source.parent]}{source.layer}.")
+            for source in layer.sources
+        ]
+        before = "" if number is None else f"{prefix}{number}."
+        for rest in sorted(set.intersection(*of_sources)) if of_sources else ():
+            name = before + rest
+            is_place = number is None and rest in EDGES
+            is_there = getattr(merged.anatomy, rest) is not None if is_place else name in stored
+            if rest == "unembedding" and all(_is_tied(parents[source.parent]) for source in layer.sources):
+                continue
+            if not is_there:
+                part = getattr(parents[layer.sources[0].parent].anatomy, rest).tensor if is_place else name
+                yield part, number
+
+
+EDGES = ("embedding", "unembedding", "final_norm")
+"""Attributes of the anatomy with tensors outside of layers, which may have other names in other models."""
+
+
+def _outside_names(model: Model, prefix: str | None) -> set[str]:
+    """Return the attributes of stored edges, and the names of other tensors in the language model outside of layers."""
+    names = {name for name in model.anatomy.unplaced if _layer_of(name, prefix) is None}
+    return _without_buffers(names) | {edge for edge in EDGES if getattr(model.anatomy, edge) is not None}
+
+
+def _layer_names(model: Model, before: str) -> set[str]:
+    return _without_buffers({name.removeprefix(before) for name in model.tensors.names() if name.startswith(before)})
+
+
+def _without_buffers(names: set[str]) -> set[str]:
+    return {name for name in names if not name.endswith(BUFFERS) and "rotary_emb." not in name}
+
+
+def _is_tied(model: Model) -> bool:
+    """Return whether the output head is the embedding, even if both are stored."""
+    embedding, head = model.anatomy.embedding, model.anatomy.unembedding
+    if head is None or embedding is None or model.config.get("tie_word_embeddings") is True:
+        return head is None or embedding is not None
+    specs = [model.tensors.spec(part.tensor) for part in (embedding, head)]
+    if specs[0].shape != specs[1].shape:
+        return False
+    rows = np.sort(np.random.default_rng().permutation(specs[0].shape[0])[:ROWS]).astype(np.int64)
+    return torch.equal(*(model.tensors.read_rows(spec.name, rows) for spec in specs))
 
 
 def _prefix_of_layers(model: Model) -> str | None:

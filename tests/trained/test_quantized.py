@@ -7,6 +7,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import HomologyChecker, Verdict
+from mdir_hf.lineage.cards.quantised import RelationOutcome, check_quantised
+from mdir_hf.model.open import NamedModel, Reading
 from tests.model.files.quantization.writers import SCHEMES
 from tests.trained.models import trained_model
 
@@ -74,6 +76,17 @@ def test_a_quantised_copy_is_found_by_a_fraction_of_its_bytes(name, tmp_path):
     # direction also reads a few rows of some layers. Ternary neurons write 3.5 times as much as the originals, so the
     # strengths of up to 512 more are read, here the whole layer.
     assert read_of_weights(report, base.folder, tmp_path / "copy") < (0.95 if name == "bitnet" else 0.6)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_copy_of_the_base_is_confirmed_and_one_of_its_tune_is_not(name, tmp_path):
+    outcomes = {}
+    base = NamedModel(trained_model("llama", "base").folder).open(Reading())
+    for source in ("base", "fine-tune"):
+        quantize(trained_model("llama", source), SCHEMES[name], tmp_path / source)
+        copy = NamedModel(tmp_path / source).open(Reading())
+        outcomes[source] = check_quantised(copy, "base", base, {}).outcome
+    assert outcomes == {"base": RelationOutcome.CONFIRMED, "fine-tune": RelationOutcome.CONTRADICTED}
 
 
 @pytest.mark.parametrize("name", CHOSEN[::2])

@@ -32,6 +32,7 @@ from mdir_hf.lineage.bom.result import (
     ModelCheck,
     ModelState,
     not_on_hub,
+    two_commits_text,
 )
 from mdir_hf.lineage.cards.branches import changed_files, hub_reference
 from mdir_hf.lineage.cards.declared import declared_in
@@ -285,7 +286,7 @@ class _ClaimChecker:
     def check(self, claim: StatedBase) -> ClaimCheck:
         """Check a claim; if the weights do not show the base, look for one that they show."""
         check = self._compare(claim)
-        if check.outcome is not ClaimOutcome.NOT_CONFIRMED or check.report is None:
+        if check.outcome is not ClaimOutcome.NOT_CONFIRMED or check.report is None or claim.kind != "base":
             return check
         for other in self._other_claims(claim):
             if self.n_compared >= MOST_CLAIMS:
@@ -298,7 +299,7 @@ class _ClaimChecker:
     def _other_claims(self, claim: StatedBase) -> Iterator[StatedBase]:
         """Yield other bases of a model: those that the document states, then those that the card declares."""
         for other in self._claims_of[claim.model]:
-            if other.part is None and other.base.repo not in (None, claim.base.repo):
+            if other.kind == "base" and other.part is None and other.base.repo not in (None, claim.base.repo):
                 yield other
         commit = self._lookups.place_of(claim.model).commit
         if claim.model.repo is None or commit is None:
@@ -322,6 +323,9 @@ class _ClaimChecker:
             if place.commit is None:
                 outcome = _UNREAD_OUTCOMES.get(place.state, ClaimOutcome.NOT_MEASURED)
                 return ClaimCheck(claim, outcome, f"{place.listed}: {place.why}")
+        for listed in (claim.base, claim.model):
+            if listed.has_two_commits:
+                return ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, two_commits_text(listed))
         assert base.repo is not None and model.repo is not None
         if base.repo.lower() == model.repo.lower():
             return ClaimCheck(claim, ClaimOutcome.OWN_BASE, f"{_OWN_BASE}: on the Hub, both are {model.repo}")

@@ -39,6 +39,8 @@ _SHORT_COMMIT = re.compile(r"(?=[0-9]*[a-f])[0-9a-f]{7,39}")
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _HUB_PURL = "pkg:huggingface/"
 _NOT_MODELS = ("file", "data")
+_KINDS = {"pedigree.variants": "variant", "pedigree.descendants": "descendant"}
+PEDIGREE_FIELDS = ("pedigree.ancestors", *_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class ListedModel:
         repo: Repo id on the Hub, or None.
         commit: Full or abbreviated commit, or None.
         version: The stated version if it is not a commit, or None.
+        has_two_commits: Whether the version and the package URL state different commits, so that none is stated.
         digests: Stated digests of the model and of its files.
         why_no_repo: Why ``repo`` is None, or an empty string.
     """
@@ -73,6 +76,7 @@ class ListedModel:
     repo: str | None
     commit: str | None
     version: str | None = None
+    has_two_commits: bool = False
     digests: tuple[StatedDigest, ...] = ()
     why_no_repo: str = ""
 
@@ -82,10 +86,11 @@ class ListedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedBase:
-    """A document's claim that one model is the base of another.
+    """A document's claim that one model is the base of another, or another relative.
 
     Attributes:
-        stated_in: Field that contains the claim: ``pedigree.ancestors``, ``modelCard.properties`` or ``properties``.
+        stated_in: Field that contains the claim: ``modelCard.properties``, ``properties``, or one of
+            :data:`PEDIGREE_FIELDS`.
         part: Part of the model that the claim is about; None for the whole model.
     """
 
@@ -93,6 +98,11 @@ class StatedBase:
     base: ListedModel
     stated_in: str
     part: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """``base``, or ``variant`` or ``descendant``, for which only shared weights are stated."""
+        return _KINDS.get(self.stated_in, "base")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +216,7 @@ class _Draft:
     commit: str | None
     version: str | None
     why_no_repo: str
+    has_two_commits: bool = False
     is_listed: bool = False
     is_base: bool = False
     digests: dict[StatedDigest, None] = field(default_factory=dict)
@@ -213,7 +224,15 @@ class _Draft:
     @property
     def key(self) -> tuple[object, ...]:
         """The facts that make two entries one."""
-        return (self.name, self.repo, self.commit, self.version, self.why_no_repo, tuple(self.digests))
+        return (
+            self.name,
+            self.repo,
+            self.commit,
+            self.version,
+            self.why_no_repo,
+            self.has_two_commits,
+            tuple(self.digests),
+        )
 
     def frozen(self) -> ListedModel:
         """Return the finished model."""
@@ -222,6 +241,7 @@ class _Draft:
             repo=self.repo,
             commit=self.commit,
             version=self.version,
+            has_two_commits=self.has_two_commits,
             digests=tuple(self.digests),
             why_no_repo=self.why_no_repo,
         )
@@ -232,13 +252,14 @@ class _Place:
     """A component that waits to be read.
 
     Attributes:
-        owner: The model that encloses it, or whose ancestor it is.
-        part: The part of the owner that states the ancestor.
+        owner: The model that encloses it, or whose relative it is.
+        stated_in: The field that states the relative, or None.
+        part: The part of the owner that states the relative.
     """
 
     component: object
     owner: _Draft | None = None
-    is_ancestor: bool = False
+    stated_in: str | None = None
     part: str | None = None
 
 
@@ -261,7 +282,7 @@ class _Walk:
             place = self._waiting.pop()
             if not isinstance(place.component, dict):
                 continue
-            n_components += not place.is_ancestor
+            n_components += place.stated_in is None
             if n_components > _MOST_COMPONENTS:
                 raise InputError(f"lists more than {_MOST_COMPONENTS:,} components", subject=self._subject)
             self._read(place, place.component)
@@ -276,10 +297,10 @@ class _Walk:
 
     def _read(self, place: _Place, component: dict[str, Any]) -> None:
         owner = place.owner
-        if place.is_ancestor and owner is not None:
+        if place.stated_in is not None and owner is not None:
             base = self._add(_draft_of(component))
             base.is_base = True
-            self._claim(owner, base, "pedigree.ancestors", place.part)
+            self._claim(owner, base, place.stated_in, place.part)
             self._read_statements(component, base, None)
             owner = base
         elif _is_model(component):
@@ -306,8 +327,9 @@ class _Walk:
         for stated_in, properties in (("modelCard.properties", card), ("properties", component)):
             for text in self._base_texts(properties):
                 self._claim(owner, self._add(_draft_of_text(text)), stated_in, part)
-        ancestors = _list(_object(component.get("pedigree")).get("ancestors"))
-        self._waiting += [_Place(ancestor, owner, True, part) for ancestor in reversed(ancestors)]
+        for stated_in in reversed(PEDIGREE_FIELDS):
+            relatives = _list(_object(component.get("pedigree")).get(stated_in.removeprefix("pedigree.")))
+            self._waiting += [_Place(relative, owner, stated_in, part) for relative in reversed(relatives)]
 
     def _base_texts(self, properties: dict[str, Any]) -> Iterator[str]:
         for entry in _list(properties.get("properties")):
@@ -362,7 +384,8 @@ def _draft_of(component: dict[str, Any]) -> _Draft:
     )
     commit = None if is_contradictory or not commits else max(commits, key=len)
     version = None if commit is not None else " and ".join(visible_text(text, length=60) for text in versions) or None
-    return _Draft(_name(component.get("name")), repo, commit, version, "" if repo is not None else why)
+    why = "" if repo is not None else why
+    return _Draft(_name(component.get("name")), repo, commit, version, why, is_contradictory)
 
 
 def _draft_of_text(text: str) -> _Draft:

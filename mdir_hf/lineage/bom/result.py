@@ -160,6 +160,11 @@ def not_on_hub(listed: ListedModel) -> ModelCheck:
     return ModelCheck(listed, ModelState.NOT_FOUND, listed.why_no_repo)
 
 
+def two_commits_text(listed: ListedModel) -> str:
+    """Say that a model's version and package URL contradict each other."""
+    return f"{listed}: its version and its package URL state different commits: {listed.version}"
+
+
 def _model_dict(check: ModelCheck) -> dict[str, Any]:
     digests = [{**asdict(one.digest), "outcome": one.outcome.value, "why": one.why} for one in check.digests]
     listed = {name: getattr(check.listed, name) for name in ("name", "repo", "commit", "version")}
@@ -177,10 +182,14 @@ def _failures(check: BomCheck, required: Set[Condition]) -> Iterator[Failure]:
         yield from _failures_of_model(model, required)
     for base in check.bases:
         yield from _failures_of_digests(base, required)
+    if Condition.PINS in required:
+        for claim in check.claims:
+            if claim.claim.base.has_two_commits:
+                yield Failure(Condition.PINS, two_commits_text(claim.claim.base))
     if Condition.DIGESTS in required:
         for digest in check.document.loose_digests:
             yield Failure(Condition.DIGESTS, f"{digest.file}: its digest is stated outside of any model")
-    if Condition.BASES in required and not check.claims:
+    if Condition.BASES in required and not any(claim.claim.kind == "base" for claim in check.claims):
         yield Failure(Condition.BASES, "the bill states no base of a model")
     for claim in check.claims:
         is_unread = claim.outcome is ClaimOutcome.NOT_READ
@@ -237,7 +246,6 @@ def _state_text(check: ModelCheck) -> str:
 
 
 def _claim_line(check: ClaimCheck) -> str:
-    part = "" if check.claim.part is None else f" of {check.claim.part}"
-    return (
-        f"base{part} {check.claim.base} ({check.claim.stated_in}): {check.outcome.value.replace('_', ' ')}: {check.why}"
-    )
+    claim, outcome = check.claim, check.outcome.value.replace("_", " ")
+    part = "" if claim.part is None else f" of {claim.part}"
+    return f"{claim.kind}{part} {claim.base} ({claim.stated_in}): {outcome}: {check.why}"

@@ -31,6 +31,7 @@ class Standing(Term):
     """Result of comparing a declared base with measurements."""
 
     CONFIRMED = "confirmed", "declared and confirmed"
+    BY_CONSTRUCTION = "by_construction", "declared, and named by the adapter's config"
     FOUND = "found", "found, and not declared"
     NOT_CONFIRMED = "not_confirmed", "declared and not confirmed"
     NOT_MEASURED = "not_measured", "declared and not measured"
@@ -45,6 +46,7 @@ class BaseRecord:
         declared_in: File that declares the base, or None.
         report: Comparison with the base as the reference, or None.
         why_not: Why there is no comparison, or None.
+        is_under_adapter: Whether the model is an adapter whose config names this base.
     """
 
     name: str
@@ -55,6 +57,7 @@ class BaseRecord:
     found_by: str | None = None
     commit: str | None = None
     neurons: NeuronNumbers | None = None
+    is_under_adapter: bool = False
 
     @property
     def is_on_hub(self) -> bool:
@@ -78,6 +81,8 @@ class BaseRecord:
             return Standing.FOUND if self.declared_in is None else Standing.CONFIRMED
         if self.declared_in is None:
             return None
+        if self.is_under_adapter and self.report is None:
+            return Standing.BY_CONSTRUCTION
         return Standing.NOT_MEASURED if self.report is None else Standing.NOT_CONFIRMED
 
     @property
@@ -87,6 +92,8 @@ class BaseRecord:
         A base is an ancestor if its declaration is confirmed and it is not itself an adapter on the model, or if the
         model is an adapter on it. Other relatives are variants, which have no direction in CycloneDX.
         """
+        if self.standing is Standing.BY_CONSTRUCTION:
+            return "ancestors"
         if not self.is_related:
             return None
         base, model = (None, None) if self.report is None else (self.report.reference, self.report.candidate)
@@ -125,6 +132,7 @@ def records_of_check(check: LineageCheck) -> tuple[BaseRecord, ...]:
             relation=declared.relation,
             report=base.report,
             why_not=base.why_not,
+            is_under_adapter=base.is_under_adapter,
             commit=None if base.report is None else base.report.reference.commit,
         )
         for base in check.bases
@@ -142,6 +150,7 @@ def records_of_family(family: Family) -> tuple[BaseRecord, ...]:
             name=name,
             declared_in=None if declared is None else declared.declared_in,
             relation=None if declared is None else declared.relation,
+            is_under_adapter=declared is not None and declared.is_under_adapter,
             report=report,
             found_by=ancestor.evidence,
             commit=ancestor.base.commit if report is None else report.reference.commit,

@@ -56,7 +56,9 @@ class BaseCheck:
         report: Comparison with the base as the reference, or None.
         why_not: Why there is no report, in a sentence.
         not_compared: The kind of reason, if there is no report.
-        relation: Test of the declared relation; None if none is declared, or the models do not share ancestry.
+        is_under_adapter: Whether the model is an adapter whose config names this base, so that nothing is compared.
+        relation: Test of the declared relation; None if none is declared, or if it was not tested because the models
+            do not share ancestry.
     """
 
     base: str
@@ -64,6 +66,7 @@ class BaseCheck:
     why_not: str | None
     relation: RelationTest | None = None
     not_compared: NotCompared = NotCompared.NOT_MEASURED
+    is_under_adapter: bool = False
 
     @property
     def outcome(self) -> str:
@@ -169,14 +172,14 @@ def verify_lineage(
         return declared_in(opened_base(base))
 
     def tested(base_check: BaseCheck) -> BaseCheck:
-        if declared.relation is None or base_check.outcome != Verdict.HOMOLOGOUS.value:
-            return base_check
         named = declared.adapter_of if declared.is_adapter and declared.relation == "adapter" else None
         if named is not None and not _is_same(base_check.base, named):
             with suppress(HubError, CheckpointError):
                 if not are_same(opened_base(base_check.base), opened_base(named)):
                     relation = RelationTest(RelationOutcome.CONTRADICTED, f"the adapter's config names {named}")
                     return replace(base_check, relation=relation)
+        if declared.relation is None or base_check.outcome != Verdict.HOMOLOGOUS.value:
+            return base_check
         if declared.relation != "quantized":
             return replace(base_check, relation=_UNTESTED[declared.relation])
         ledger = IoLedger(max_bytes=counter.left_of(max_bytes))
@@ -213,7 +216,7 @@ def _check(
         return BaseCheck(base, None, f"only the first {MOST_BASES} declared base models are compared")
     if declared.is_adapter and declared.adapter_of is not None and _is_same(base, declared.adapter_of):
         why = "the repository holds an adapter of this model, which shares its weights by construction"
-        return BaseCheck(base, None, why)
+        return BaseCheck(base, None, why, is_under_adapter=True)
     try:
         if is_own(base):
             why = "it declares itself as its own base model"

@@ -1,5 +1,10 @@
 """A family on the loopback Hub: a base, a stranger, and models that declare a base."""
 
+import json
+
+import torch
+from safetensors.torch import save_file
+
 from tests.specimens import gaussian, write_model
 
 V, N = 1200, 64
@@ -11,6 +16,15 @@ def serve_family(hub, folder):
     tuned = base + 0.2 * gaussian(V, N, 100)
     declared = {"tuned": "owner/base", "forged": "owner/stranger", "lost": "owner/gone"}
     rows = {"owner/base": base, "owner/stranger": gaussian(V, N, 7), **{f"me/{name}": tuned for name in declared}}
+    adapter = folder / "me" / "adapter"
+    adapter.mkdir(parents=True)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "owner/base"}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    factors = {"A": torch.ones(2, V), "B": 0.001 * torch.ones(N, 2)}
+    names = {f"base_model.model.model.embed_tokens.lora_embedding_{side}": value for side, value in factors.items()}
+    save_file(names, adapter / "adapter_model.safetensors")
+    (adapter / "README.md").write_text("---\nbase_model: owner/base\nbase_model_relation: adapter\n---\n# T\n")
+    hub.add_repository("me/adapter", adapter)
     for name, values in rows.items():
         write_model(folder / name, values)
         of = declared.get(name.removeprefix("me/"))

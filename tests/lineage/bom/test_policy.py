@@ -93,6 +93,16 @@ TRUE_BILLS = {
     "base in a model card": lambda hub, tuned: document(
         tuned(bases=[]) | {"modelCard": {"properties": [{"name": "base_model", "value": "owner/base"}]}}
     ),
+    "variant and descendant that share weights": lambda hub, tuned: document(
+        tuned()
+        | {
+            "pedigree": {
+                "ancestors": [listed("owner/base")],
+                "variants": [listed("me/lost")],
+                "descendants": [listed("me/forged")],
+            }
+        }
+    ),
     "base at a commit": lambda hub, tuned: document(
         tuned() | ancestor(listed("owner/base", commit=commit_of(hub, "owner/base")))
     ),
@@ -107,6 +117,8 @@ def mutations_of_a_bill(text, commits, files):
     """Yield bills with one other base, commit, or digest of a file of the model."""
     yield "another base", text.replace("owner/base", "owner/stranger")
     yield "no base", text.replace("owner/base", "owner/gone")
+    yield "another variant", text.replace("me/lost", "owner/stranger")
+    yield "another descendant", text.replace("me/forged", "owner/stranger")
     yield "another model", text.replace("me/tuned", "owner/stranger")
     for digest in files:
         yield f"digest {digest[:8]}", text.replace(digest, digest[::-1])
@@ -178,6 +190,17 @@ BROKEN = {
         "another host"),
     "commit of a base that is gone": (lambda t: t() | ancestor(listed("owner/base", commit="a" * 40)), "bases", 3,
                                       "does not have the stated commit"),
+    **{f"two commits of a base, {condition}": (
+        lambda t: t() | ancestor(listed("owner/base", commit="a" * 40, version="b" * 40)), condition, 3,
+        "its version and its package URL state different commits: ") for condition in ("bases", "pins")},
+    **{f"stranger in {field}": (
+        lambda t, field=field: t() | {"pedigree": {"ancestors": [listed("owner/base")], field: [
+            listed("owner/stranger")]}}, "bases", 3, f"(pedigree.{field}): not confirmed"
+        ) for field in ("variants", "descendants")},
+    "variant that is no base": (lambda t: t(bases=[]) | {"pedigree": {"variants": [listed("owner/base")]}}, "bases", 3,
+                                "the bill states no base of a model"),
+    "missing variant": (lambda t: t() | {"pedigree": {"ancestors": [listed("owner/base")], "variants": [
+        listed("me/gone")]}}, "bases", 3, "variant me/gone (pedigree.variants): not found"),
     "no base": (lambda t: t(bases=[]), "bases", 3, "the bill states no base of a model"),
     "missing base": (lambda t: t(bases=["owner/gone"]), "bases", 3, "not found"),
     "base without a repository": (lambda t: t() | ancestor({"name": "base"}), "bases", 3, "no repository on the Hub"),

@@ -75,6 +75,15 @@ def test_an_unconfirmed_base_is_not_an_ancestor(hub):
     assert "owner/stranger: declared and not confirmed" in model["pedigree"]["notes"]
 
 
+def test_the_base_of_an_adapter_is_an_ancestor(hub):
+    (model,) = json.loads(written("me/adapter"))["components"]
+    assert "not measured" not in json.dumps(model) and "not-confirmed" not in json.dumps(model)
+    (ancestor,) = model["pedigree"]["ancestors"]
+    assert ancestor["purl"] == "pkg:huggingface/owner/base"
+    assert properties_of(ancestor)["mdir-hf:standing"] == "by_construction"
+    assert "owner/base: declared, and named by the adapter's config." in model["pedigree"]["notes"]
+
+
 def test_an_unreadable_base_is_not_an_ancestor(hub):
     (model,) = json.loads(written("me/lost"))["components"]
     assert "ancestors" not in model["pedigree"]
@@ -88,7 +97,7 @@ def is_iri_reference(value):
 
 
 @pytest.mark.parametrize("version", ["1.6", "1.7"])
-@pytest.mark.parametrize("name", ["me/tuned", "me/forged", "me/lost", "owner/base"])
+@pytest.mark.parametrize("name", ["me/tuned", "me/forged", "me/lost", "me/adapter", "owner/base"])
 def test_a_document_is_valid_by_the_official_schema(hub, name, version):
     text = written(name, version=version)
     assert JsonStrictValidator(VALIDATED[version]).validate_str(text) is None

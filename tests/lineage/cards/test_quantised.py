@@ -27,8 +27,8 @@ def quantised(state, bits=8, group=0, code=int_codes):
 
 @pytest.fixture
 def serve(loopback_hub, tmp_path):
-    def serve_state(repo, state, block=""):
-        folder = save(tmp_path / repo.replace("/", "-"), state)
+    def serve_state(repo, state, block="", n_layers=N_LAYERS):
+        folder = save(tmp_path / repo.replace("/", "-"), state, n_layers)
         if block:
             (folder / "README.md").write_text(f"---\n{block}\n---\n")
         loopback_hub.add_repository(repo, folder)
@@ -108,6 +108,98 @@ MUTATIONS = {
     "layers in another order": swapped(BASE),
     "mean of two models": {n: (v + TUNE[n]) / 2 for n, v in BASE.items()},
 }
+
+DEEP = weights(0, n_layers=8)
+DEEP_STRANGER = weights(9, n_layers=8) | {n: v + 0.3 * torch.randn_like(v) for n, v in DEEP.items() if v.ndim == 1}
+DEEP_TUNE = drifted(DEEP, 1, share=0.05)
+
+
+def taken_from(other, *parts, but=()):
+    """Return the quantised base, with the named parts of another model as it is."""
+    of_other = {n: v for n, v in other.items() if any(p in n for p in parts) and not any(p in n for p in but)}
+    return quantised(DEEP) | of_other
+
+
+def without(*parts):
+    return {n: v for n, v in quantised(DEEP).items() if not any(part in n for part in parts)}
+
+
+STORED_MUTATIONS = {
+    **{f"layer {at} of a stranger": quantised(taken_from(DEEP_STRANGER, f"layers.{at}.")) for at in (1, 3, 4, 6)},
+    "embedding of a stranger": taken_from(DEEP_STRANGER, "embed_tokens"),
+    "head of a stranger": taken_from(DEEP_STRANGER, "lm_head"),
+    "head of a tune": taken_from(DEEP_TUNE, "lm_head"),
+    "norms of a stranger": taken_from(DEEP_STRANGER, "norm"),
+    "one norm of a stranger": taken_from(DEEP_STRANGER, "layers.3.input_layernorm"),
+    "final norm of a tune": taken_from(DEEP_TUNE, "model.norm")
+    | {"model.norm.weight": 1.02 * DEEP["model.norm.weight"]},
+    "last layers missing": without("layers.6.", "layers.7."),
+    "one matrix missing": without("layers.3.mlp.gate_proj"),
+    "norms missing": without("layernorm"),
+    "head missing": without("lm_head"),
+    "a bias added": quantised(DEEP) | {"model.layers.3.mlp.up_proj.bias": torch.ones(128)},
+    "down and o of a stranger": taken_from(DEEP_STRANGER, "down_proj", "o_proj"),
+    "all but up of a tune": taken_from(DEEP_TUNE, "", but=("up_proj",)),
+    "a shorter vocabulary": {n: v[:90] if v.shape[0] == 100 else v for n, v in quantised(DEEP).items()},
+}
+
+
+@pytest.mark.parametrize("mutation", STORED_MUTATIONS)
+def test_mutations_of_stored_tensors_are_not_confirmed(serve, mutation):
+    state = STORED_MUTATIONS[mutation]
+    n_layers = 6 if mutation == "last layers missing" else 8
+    serve("ds/base", DEEP, n_layers=8)
+    serve("me/q", state, card("ds/base"), n_layers=n_layers)
+    (base,) = verify("me/q").bases
+    assert base.relation is None or base.relation.outcome.value != "confirmed"
+
+
+def in_half(state):
+    return {n: v if "proj" in n else v.half() for n, v in quantised(state).items()}
+
+
+HONEST = {
+    "unquantised tensors in float16": (DEEP, in_half(DEEP)),
+    "bfloat16 in float16": (
+        {n: v.bfloat16() for n, v in DEEP.items()},
+        in_half({n: v.bfloat16().float() for n, v in DEEP.items()}),
+    ),
+    "quantised embedding": (DEEP, {n: int_codes(v, 8, 0) if v.ndim == 2 else v for n, v in DEEP.items()}),
+    "tied head is not stored": (
+        DEEP | {"lm_head.weight": DEEP["model.embed_tokens.weight"].clone()},
+        without("lm_head"),
+    ),
+    "biases of zeros": (DEEP, quantised(DEEP) | {"model.layers.3.mlp.up_proj.bias": torch.zeros(128)}),
+    "frequencies are not stored": (
+        DEEP | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)},
+        quantised(DEEP),
+    ),
+}
+
+
+@pytest.mark.parametrize("copy", HONEST)
+def test_honest_copies_are_confirmed(serve, copy):
+    base, state = HONEST[copy]
+    serve("ds/base", base, n_layers=8)
+    serve("me/q", state, card("ds/base"), n_layers=8)
+    (check,) = verify("me/q").bases
+    assert check.relation.outcome.value == "confirmed", check.relation.tested
+    assert re.search(r"tested a few rows of \d+ quantised matrices in 8 of 8 layers", check.relation.tested)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_scales_moved_from_norms_to_the_next_matrix_do_not_contradict(serve, code):
+    """AWQ and SmoothQuant divide a norm by factors, and multiply the columns of the matrices after it."""
+    scales = 0.5 + torch.rand(48)
+    state = dict(DEEP)
+    for name in DEEP:
+        if "layernorm" in name:
+            state[name] = DEEP[name] / scales
+        elif name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")):
+            state[name] = DEEP[name] * scales
+    serve("ds/base", DEEP, n_layers=8)
+    serve("me/q", quantised(state, *CODES[code]), card("ds/base"), n_layers=8)
+    assert verify("me/q").bases[0].relation.outcome.value == "cannot_tell"
 
 
 # The others change the base by less than the step of a coarse code, and the report says how much is not noticed.

@@ -46,9 +46,9 @@ def names_of(layer):
     return [f"model.layers.{layer}.{name}.weight" for name in LAYER_SHAPES]
 
 
-def weights(seed):
+def weights(seed, n_layers=N_LAYERS):
     torch.manual_seed(seed)
-    shapes = {f"model.layers.{n}.{name}.weight": LAYER_SHAPES[name] for n in range(N_LAYERS) for name in LAYER_SHAPES}
+    shapes = {f"model.layers.{n}.{name}.weight": LAYER_SHAPES[name] for n in range(n_layers) for name in LAYER_SHAPES}
     shapes |= {"model.embed_tokens.weight": (100, WIDTH), "model.norm.weight": (WIDTH,), "lm_head.weight": (100, WIDTH)}
     return {name: 0.05 * torch.randn(shape) + float(len(shape) == 1) for name, shape in shapes.items()}
 
@@ -163,6 +163,20 @@ def test_layers_that_the_model_does_not_load_decide_nothing(zoo, tmp_path):
     result = check(tmp_path, merged, slices(folders, *PARTS), 4)
     assert result.outcome is RecipeOutcome.CONFIRMED
     assert "not tested: model.layers.4." in str(result)
+
+
+def test_tied_heads_and_buffers_may_be_missing(tmp_path):
+    base = weights(0)
+    base["lm_head.weight"] = base["model.embed_tokens.weight"].clone()
+    buffers = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
+    folder = save(tmp_path / "base", base | buffers)
+    config = {"merge_method": "passthrough", "models": [{"model": str(folder)}]}
+    merged = lacking("lm_head", base, None)
+    result = check(tmp_path, merged, config)
+    assert result.outcome is RecipeOutcome.CONFIRMED
+    untied = save(tmp_path / "untied", weights(0))
+    result = check(tmp_path, merged, {**config, "models": [{"model": str(untied)}]})
+    assert differing(result) == {"lm_head.weight"}
 
 
 def test_a_layer_too_many_is_contradicted(zoo, tmp_path):
@@ -347,8 +361,14 @@ def swap_layers(merged):
     return {name: merged[pairs.get(name, name)].clone() for name in merged}
 
 
+def lacking(part, merged, _):
+    return {name: value for name, value in merged.items() if part not in name}
+
+
 CHANGED = "model.layers.1.mlp.down_proj.weight"
+LACKING = ("lm_head", "layers.2.mlp.gate_proj", "model.norm", "layernorm", "embed_tokens")
 OF_MERGES = {
+    **{f"without {part}": partial(lacking, part) for part in LACKING},
     "negated projection": lambda merged, other: merged | {CHANGED: -merged[CHANGED]},
     "scaled projection": lambda merged, other: merged | {CHANGED: 1.1 * merged[CHANGED]},
     "foreign projection": lambda merged, other: merged | {CHANGED: other[CHANGED].to(merged[CHANGED].dtype)},

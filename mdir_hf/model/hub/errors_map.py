@@ -58,17 +58,17 @@ _GATED_WITHOUT_TOKEN: _Message = (
 _NOT_CACHED: _Message = (
     OfflineError,
     "network access is off, and the cache does not hold {held}; unset HF_HUB_OFFLINE "
-    "and local_files_only, or download it first with `hf download`",
+    "and local_files_only (--local-files-only), or download it first with `hf download`",
 )
 _NO_CONNECTION: _Message = (
     ServerError,
-    "{host} {failed}{of}; check the connection, HF_ENDPOINT and any proxy. To use files that are already "
-    "downloaded, pass local_files_only",
+    "{host} {failed}{of}; check the connection, HF_ENDPOINT and any proxy, or use downloaded files with "
+    "local_files_only (--local-files-only)",
 )
 _NO_CONNECTION_YET: _Message = (
     ServerError,
-    "{host} {failed}: check the connection and HF_ENDPOINT, and put ./ before a local folder; local_files_only uses "
-    "files that are already downloaded",
+    "{host} {failed}: check the connection and HF_ENDPOINT, put ./ before a local folder, or use downloaded files with "
+    "local_files_only (--local-files-only)",
 )
 """Used for a model's first request, because its name may be a mistyped local folder."""
 _NO_DISK: _Message = (

@@ -20,7 +20,7 @@ import torch
 from scipy.fft import dct
 
 from benchmarks.peers.full_size import Shape, weights_read
-from benchmarks.runner import RESULTS, Benchmark, Case
+from benchmarks.runner import RESULTS, Benchmark, Case, UnavailableError
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
@@ -30,6 +30,7 @@ from mdir_hf.model.sources import Description, TensorSpec
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.model.tokens.tokens import VocabularyKind
 from mdir_hf.report import ModelSummary
+from mdir_hf.report.words import NOT_SEARCHED
 
 KINDS = ("copy", "fine-tune", "hidden", "stranger")
 RUN_ROWS = 16
@@ -308,6 +309,9 @@ def measure(size: Size, kind: str) -> dict[str, object]:
     watch = Watch(ledger, Listeners(progress=False))
     report = compare_models(base, candidate, Settings(), watch)
     cpu_s = time.process_time() - started - base.drawing_s - candidate.drawing_s
+    for caveat in report.caveats:
+        if caveat.startswith(NOT_SEARCHED):
+            raise UnavailableError(caveat)
     whole = base.n_bytes + candidate.n_bytes
     return {
         "model": size.name,

@@ -176,7 +176,7 @@ def growth_section(results: Results) -> str:
             f"{100 * row['share']:.2g} %",
             f"{row['cpu_s']:.0f}",
         ]
-        for row in results["cost-growth"]
+        for row in sorted(results["cost-growth"], key=lambda row: row["billions"])
     ]
     columns = ["shape of", "candidate", "verdict", "log10 p", "MB read", "share", "processor seconds"]
     return (

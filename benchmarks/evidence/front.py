@@ -147,7 +147,8 @@ def draw_framing(results: Results) -> Figure:
 
 def _costs(rows: list[Row], pages: str) -> str:
     body = []
-    for model, of_model in groupby(rows, key=lambda row: row["model"]):
+    by_size = sorted(rows, key=lambda row: row["billions"])
+    for model, of_model in groupby(by_size, key=lambda row: row["model"]):
         of_candidate = {row["candidate"]: row for row in of_model}
         cells = [_cost(of_candidate.get(candidate)) for candidate in ("fine-tune", "hidden", "stranger")]
         body.append([model, *cells])
@@ -155,7 +156,8 @@ def _costs(rows: list[Row], pages: str) -> str:
         [
             "## Cost of a comparison",
             "MB read, requests, and seconds of one core, on weights in the shapes of published models that are drawn "
-            f"when they are read. Empty cells were not measured. [All rows]({pages}/cost-by-size.md).",
+            "when they are read. An empty cell needs more memory than the machine has (24 GB). "
+            f"[All rows]({pages}/cost-by-size.md).",
             "![GB read and processor seconds against billions of parameters](../benchmarks/results/cost-growth.png)",
             table("shape of | fine-tune | rotated, heads and neurons reordered | stranger", body),
         ]

@@ -183,7 +183,7 @@ def _share_of_layers(
     dense = [pair for pair in report.parts or () if any(getattr(origin, side) is None for origin in pair.experts or ())]
     matches = [match for pair in dense for match in pair.layers]
     for match in (*matches, *(() if report.neurons is None else report.neurons.matches)):
-        if getattr(match, side) not in mixtures:  # there, the neurons are those of an expert
+        if getattr(match, side) not in mixtures:  # there, neurons belong to an expert
             shares |= dict.fromkeys(((getattr(match, side), role) for role in (Role.GATE, Role.UP)), 1.0)
     total = sum(sizes.values())
     compared = {key: sizes[key] for key in shares.keys() & sizes.keys()}

@@ -12,7 +12,7 @@ from mdir_hf.comparison.neuron_layers import GATE_OF
 from mdir_hf.comparison.neuron_sample import FEW_LAYERS
 from mdir_hf.comparison.stacks import name_of_experts
 from mdir_hf.errors import MdirError
-from mdir_hf.model.comparable import Comparable
+from mdir_hf.model.comparable import Comparable, PlacedTensors
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import BEYOND, EXTRA_EXPERTS, LANGUAGE
 from mdir_hf.model.roles import Layer, Role, part_shape
@@ -144,7 +144,9 @@ def _share_of_experts(report: HomologyReport, side: str, mixtures: Mapping[int, 
     if report.neurons is not None:
         matching_layers = {getattr(match, side) for match in report.neurons.matches}
         first = mixtures.keys() & set(getattr(report.neurons, f"{side}_layers"))
-        looks[2] = [(int(layer in matching_layers), 1, mixtures[layer]) for layer in first]
+        # A searched layer was chosen because it resembles another, and does not stand for others.
+        counted_layers = mixtures.keys() if report.neurons.is_searched and first else first
+        looks[2] = [(int(at in matching_layers), int(at in first), mixtures[at]) for at in counted_layers]
     totals = [[sum(column) for column in zip(*look, strict=True)] for look in looks if look]
     if not totals:
         return None
@@ -224,25 +226,27 @@ def _shares_read(
     layers: Sequence[Layer],
     layers_of_stacks: Mapping[str, Sequence[Layer]],
     size_of: SizeOf,
+    roles_of_other: Collection[Role],
 ) -> dict[str, float]:
     """Return the share of each part's weights in the roles that were compared; parts with all roles are left out."""
     compared = {getattr(pair, side) for pair in report.parts or ()}
     shares = {
-        name: _share_of_roles(of_stack, _neuron_roles(of_stack), size_of)
+        name: _share_of_roles(of_stack, _neuron_roles(of_stack) & set(roles_of_other), size_of)
         for name, of_stack in layers_of_stacks.items()
         if name in compared
     }
     if report.projections is not None:
         return shares
     first_experts = [replace(layer, parts=layer.experts[0]) for layer in layers if layer.experts]
-    roles = _neuron_roles(layers) if report.neurons is not None or LANGUAGE in compared else set()
+    are_neurons_read = report.neurons is not None or LANGUAGE in compared
+    roles = _neuron_roles(layers) & set(roles_of_other) if are_neurons_read else set()
     are_sets_compared = any(pair.experts is not None for pair in report.parts or ())
     if report.excludes is not None and report.excludes.keys is not None:
         roles = {*roles, Role.K}
     return {
         **shares,
         LANGUAGE: _share_of_roles(layers, roles, size_of, counts_shared=are_sets_compared),
-        EXPERTS: _share_of_roles(first_experts, _neuron_roles(first_experts), size_of),
+        EXPERTS: _share_of_roles(first_experts, _neuron_roles(first_experts) & set(roles_of_other), size_of),
     }
 
 
@@ -271,8 +275,12 @@ def read_of(
     layers_of_model: Sequence[Layer],
     size_of: SizeOf = lambda layer, role: 1,
     layers_of_stacks: Mapping[str, Sequence[Layer]] = MappingProxyType({}),
+    roles_of_other: Collection[Role] = frozenset(Role),
 ) -> ReadOfModel:
-    """Collect, from a report, the weights that were read from one model; ``layers_of_stacks`` are its other stacks."""
+    """Collect, from a report, the weights that were read from one model.
+
+    ``layers_of_stacks`` are its other stacks. Without a gate in the other model, only up is compared.
+    """
     neurons, modules = report.neurons, report.modules or ()
     rows = [] if report.projections is None else [result for result in report.projections.results if result.rows]
     of_experts = [] if report.projections is None else [r for r in report.projections.results if r.experts]
@@ -312,7 +320,7 @@ def read_of(
         matching_parts=matching_parts | {name for name, (matching, _) in shares.items() if matching},
         stack_layers=stack_layers,
         shares=shares,
-        shares_read=_shares_read(report, side, layers_of_model, layers_of_stacks, size_of),
+        shares_read=_shares_read(report, side, layers_of_model, layers_of_stacks, size_of, roles_of_other),
     )
 
 
@@ -399,7 +407,11 @@ def with_coverage(report: HomologyReport, reference: Comparable, candidate: Comp
         stacks = model.other_stacks or ()
         loaded = {stack.name: stack.is_loaded for stack in stacks}
         layers_of_stacks = {stack.name: stack.anatomy.layers for stack in stacks}
-        reads = read_of(report, side, model.anatomy.layers, _size_in(model), layers_of_stacks)
+        other = candidate if side == "reference" else reference
+        views: list[PlacedTensors] = [other, *(other.other_stacks or ())]
+        layers_of_other = [layer for view in views for layer in view.anatomy.layers]
+        roles_of_other = {role for layer in layers_of_other for role, _ in layer.all_parts()}
+        reads = read_of(report, side, model.anatomy.layers, _size_in(model), layers_of_stacks, roles_of_other)
         sides[side] = ledger_of(inventory, reads, loaded)
     return replace(report, coverage=Coverage(**sides))
 

@@ -32,7 +32,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 N_STEPS = 2
 """Number of steps of :func:`flattened`, fixed in advance. Two steps bring singular values above 0.1 close to 1 and keep
 small ones small. For exact copies, the test is as powerful as with the polar factor. Under noise, it is more powerful,
-because the polar factor gives noise directions the same weight as all others (table in docs/method/layers.md)."""
+because the polar factor gives noise directions the same weight as all others."""
 
 VALUES_AT_ONCE, VALUES_AT_ONCE_ELSEWHERE = 1 << 19, 1 << 23
 """Number of product entries per batch, on CPUs and on other devices; 2 MiB of float32 fit in a CPU's cache."""

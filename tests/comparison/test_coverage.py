@@ -12,6 +12,7 @@ from mdir_hf.comparison.coverage import ReadOfModel, ledger_of, read_of
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Role
 from mdir_hf.report import ModuleRole, PartCoverage, Treatment, ledger_text, not_compared_text
 from tests.comparison.relatives import SIZES, write
 from tests.method.obfuscation import new_model, obfuscate
@@ -239,6 +240,18 @@ def test_a_searched_layer_does_not_stand_for_all(tmp_path):
     tensors = load_file(tmp_path / "own" / "model.safetensors")
     of_neurons = sum(t.nbytes for name, t in tensors.items() if "gate_proj" in name or "up_proj" in name)
     assert matching == pytest.approx(of_neurons / 4, rel=0.02)  # one of four layers; norms count with their layers
+
+
+def test_a_gate_does_not_count_if_the_other_model_has_none(tmp_path):
+    folders = [write(tmp_path / str(seed), new_model(seed=seed, **SIZES)) for seed in (0, 1)]
+    report = compare(*folders, progress=False)
+    layers = Model(open_repository(folders[0])).anatomy.layers
+    both, without = (
+        read_of(report, "reference", layers, roles_of_other=roles).shares_read["language model"]
+        for roles in (set(Role), set(Role) - {Role.GATE})
+    )
+    # Gate, up and keys of seven matrices; every matrix counts alike without sizes.
+    assert (both, without) == pytest.approx((3 / 7, 2 / 7))
 
 
 def test_a_chosen_sample_gives_the_shares_of_a_fresh_one(tmp_path):

@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 from mdir_hf import HomologyReport, Verdict, compare
 from mdir_hf.comparison.neurons import STEPS
 from mdir_hf.comparison.stacks import EXPERT_LAYERS, EXPERTS_PLACE, FIRST_PLACE
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
 from mdir_hf.report import Treatment
 from tests.comparison.upcycled import LAYERS, expert, give_experts, mixture, new_model, upcycle_to_mixtral
 
@@ -77,8 +79,12 @@ def test_reordered_experts_that_match_are_not_said_to_match_nothing(save_mixture
         save_mixture(dense, "dense"), save_mixture(upcycle_to_mixtral(dense), "candidate"), level=level, progress=False
     )
     assert report.verdict is Verdict.HOMOLOGOUS and report.log10_p is None  # a search found the neurons
-    experts = {entry.is_match for entry in report.coverage.candidate if entry.part.startswith("experts")}
-    assert experts == {True, None}
+    experts = {entry.is_match: entry.bytes for entry in report.coverage.candidate if entry.part.startswith("experts")}
+    assert experts.keys() == {True, None}
+    if level == "auto":  # gate and up of one expert of each searched layer
+        n_experts = LAYERS * len(Model(open_repository(report.candidate.repo)).anatomy.layers[0].experts)
+        share = len(report.neurons.matches) / n_experts * 2 / 3
+        assert experts[True] == pytest.approx(share * sum(experts.values()), abs=1)  # whole bytes
     assert report.warning is None
 
 

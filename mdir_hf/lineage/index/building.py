@@ -34,7 +34,6 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.report import ModelSummary
-from mdir_hf.report.words import counted
 from mdir_hf.thresholds import ALPHA
 from mdir_hf.writing import locked
 
@@ -217,8 +216,7 @@ def _vocabularies(names: Sequence[str], reading: Reading, ledger: IoLedger) -> l
         if vocabulary is not None:
             vocabularies.append(vocabulary)
     if not vocabularies and len(reasons) == len(names):
-        first = f"; the first: {reasons[0]}" if reasons else ""
-        raise InputError(f"none of the {counted(len(names), 'model')} can be opened{first}")
+        raise InputError("; ".join(["no base model can be opened", *reasons[:1]]))
     return vocabularies
 
 

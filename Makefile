@@ -88,17 +88,31 @@ test-evidence: .venv/.installed ## Run the slow tests that CI leaves out: every 
 	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/benchmarks tests/demo \
 	  tests/docs/test_notebooks.py tests/large tests/model tests/trained
 
-# Two processes; the last benchmarks need the models of both, or an idle machine.
-BENCHMARKS = OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
-WITHOUT_REAL_MODELS = zoo-models zoo-pairs zoo-peers framing neuron-null reliability survey-scale survey-disguises \
-  cost-growth paper-changed-tokenizer paper-ablation paper-layer-maps paper-matrices
-WITH_REAL_MODELS = real-models real-pairs real-peers real-methods real-forgery real-alignment power paper-noise-real
-WITH_ALL_MODELS = plain-mdir paper-printed-matrix space-visitors
+# A file in build/measured for each finished benchmark, so that two processes share them, and a stopped run goes on.
+ALONE = zoo-models real-models paper-changed-tokenizer framing neuron-null reliability survey-scale survey-disguises \
+  cost-growth
+OF_ZOO_MODELS = zoo-pairs zoo-peers
+OF_REAL_MODELS = real-pairs real-peers real-methods real-forgery real-alignment power paper-noise-real
+OF_PAPER_MODELS = paper-ablation paper-layer-maps paper-matrices
+OF_ALL_MODELS = plain-mdir paper-printed-matrix
+MEASURED = build/measured/
+$(OF_ZOO_MODELS:%=$(MEASURED)%): $(MEASURED)zoo-models
+$(OF_REAL_MODELS:%=$(MEASURED)%): $(MEASURED)real-models
+$(OF_PAPER_MODELS:%=$(MEASURED)%): $(MEASURED)paper-changed-tokenizer
+$(OF_ALL_MODELS:%=$(MEASURED)%): $(MEASURED)zoo-models $(MEASURED)real-models
+$(MEASURED)%:
+	@mkdir -p $(MEASURED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks $* --again
+	@touch $@
 
-evidence: .venv/.installed ## Measure everything anew, print the changes, write docs/evidence.md; goes on after a stop; hours, 50 GB
-	$(BENCHMARKS) $(WITHOUT_REAL_MODELS) --again & first=$$!; \
-	  $(BENCHMARKS) $(WITH_REAL_MODELS) --again && wait $$first || { kill $$first; exit 1; }
-	$(BENCHMARKS) $(WITH_ALL_MODELS) evidence --again
+.PHONY: measured
+measured: $(foreach name,$(ALONE) $(OF_REAL_MODELS) $(OF_ZOO_MODELS) $(OF_PAPER_MODELS) $(OF_ALL_MODELS),$(MEASURED)$(name))
+
+# Visitors of the Space are measured when the machine is idle.
+evidence: .venv/.installed chromium ## Measure everything anew, print the changes, write docs/evidence.md; goes on after a stop; hours, 50 GB
+	$(MAKE) -j 2 measured
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks space-visitors evidence --again
+	rm -r $(MEASURED)
 
 schema: .venv/.installed ## Renew the JSON Schema of a report
 	$(BIN)/python docs/make_schema.py

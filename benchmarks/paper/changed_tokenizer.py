@@ -6,9 +6,9 @@ order is a single matching, fixed in advance, so ln p <= -c^2 n / 2r needs no co
 The new embeddings take no values from the old ones.
 
 In the paper, with 0.5 billion parameters and 12 billion tokens, no channels are significant at first, then most, then
-all. The same happens here if the body learns slowly (a) or is frozen (b), also from other draws of the new embeddings
-(c). If all weights of a base train at one rate for a few minutes (d), only the layers show the ancestry, from the first
-step on. docs/LOG.md, 2026-11-22, has the details.
+all. The same happens here if the body learns slowly (a) or is frozen (b). If all weights of a base train at one rate
+for a few minutes (c), only the layers show the ancestry, from the first step on. docs/LOG.md, 2026-11-22, has the
+details.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 
 from benchmarks.paper.models import (
     BASE,
-    EMBEDDED,
     EMBEDDED_STEPS,
     QWEN3,
     RETOKENISED_STEPS,
@@ -55,44 +54,28 @@ ALPHA_LOG10 = -10.0
 
 
 def measure() -> tuple[Row, dict[str, Figure]]:
-    """Tabulate three trainings, and the final states of other draws of the new embeddings."""
-    width, last = SMALL.width, EMBEDDED_STEPS[-1]
-    tables = {
-        "slow": (width, _rows("small", "slow", EMBEDDED_STEPS, 2 * TOKENS_PER_STEP)),
-        "held": (width, _rows("small", "held", EMBEDDED_STEPS, 2 * TOKENS_PER_STEP)),
-        "equal": (QWEN3.width, _rows(BASE, "retokenised", RETOKENISED_STEPS, TOKENS_PER_STEP)),
-    }
-    draws = [
-        {
-            "seed": seed,
-            **(tables["held"][1][-1] if name == "held" else _rows("small", name, (last,), 2 * TOKENS_PER_STEP)[0]),
-        }
-        for name, (body_share, seed) in EMBEDDED.items()
-        if body_share == 0
-    ]
-    data = {key: {"width": width, "rows": rows} for key, (width, rows) in tables.items()}
-    return data | {"draws": {"width": width, "rows": draws}}, {}
+    """Tabulate three trainings."""
+    tokens_per_step = 2 * TOKENS_PER_STEP
+    return {
+        "slow": {"width": SMALL.width, "rows": _rows("small", "slow", EMBEDDED_STEPS, tokens_per_step)},
+        "held": {"width": SMALL.width, "rows": _rows("small", "held", EMBEDDED_STEPS, tokens_per_step)},
+        "equal": {"width": QWEN3.width, "rows": _rows(BASE, "retokenised", RETOKENISED_STEPS, TOKENS_PER_STEP)},
+    }, {}
 
 
 def section_of(data: Row) -> str:
     """Format the results as a section of Markdown."""
     tables = {key: (data[key]["width"], data[key]["rows"]) for key in ("slow", "held", "equal")}
-    width, draws = data["draws"]["width"], data["draws"]["rows"]
     words = {
         "slow": f"(a) All weights are trained, the body at 1/{round(1 / SLOW)} of the rate of the new embeddings. The "
         "new tokenizer is a BPE of other text",
         "held": "(b) The setup of (a), with a frozen body",
-        "equal": "(d) All weights are trained at one rate. The new tokenizer is of another kind (Unigram, not BPE)",
+        "equal": "(c) All weights are trained at one rate. The new tokenizer is of another kind (Unigram, not BPE)",
     }
-    parts = {
-        key: f"{words[key]}. n = {width}, {rows[0]['common_tokens']} common tokens.\n\n{_table(width, rows)}\n\n"
+    parts = (
+        f"{words[key]}. n = {width}, {rows[0]['common_tokens']} common tokens.\n\n{_table(width, rows)}\n\n"
         + finding(width, rows)
         for key, (width, rows) in tables.items()
-    }
-    parts["draws"] = (
-        f"(c) Different draws of the new embeddings, with a frozen body, after {draws[0]['tokens']:,} tokens. "
-        "Rates, decay and width were chosen with the same seeds, but on another "
-        f"base.\n\n{_table_of_draws(width, draws)}\n\n" + _finding_of_draws(width, draws)
     )
     return (
         "## Changed tokenizer (the paper's table 4)\n\nEmbeddings are drawn anew at a thousandth of their usual size, "
@@ -100,8 +83,7 @@ def section_of(data: Row) -> str:
         "of n! matchings maps to themselves. *Own order* tests only the identity, which is fixed in advance, before "
         "correction for other tests. *Positive* counts the channels with a positive sign in that order; about half are "
         "expected by chance. *p, embeddings* is p of `compare --level embedding`, corrected: the better of the looks "
-        "at 512 tokens and at all tokens. *Loss* is in nats per token of held-out code.\n\n"
-        + "\n\n".join(parts[key] for key in ("slow", "held", "draws", "equal"))
+        "at 512 tokens and at all tokens. *Loss* is in nats per token of held-out code.\n\n" + "\n\n".join(parts)
     )
 
 
@@ -184,34 +166,6 @@ def finding(width: int, rows: list[dict[str, Any]]) -> str:
             sentence += f"and all from {every:,} on." if every is not None else "but never all of them."
     n_found = sum(row["verdict"] == "homologous" for row in rows)
     return f"{sentence} By its layers, the model is homologous at {n_found} of {len(rows)} looks."
-
-
-def _table_of_draws(width: int, draws: list[dict[str, Any]]) -> str:
-    return table(
-        ["seed", "trace", "p, embeddings", f"own channels of {width}", "p, own order", "verdict of embeddings"],
-        [
-            [
-                f"{row['seed']}",
-                f"{row['trace']:g}",
-                p_text(row["log10_p_embedding"]),
-                f"{row['channels']}",
-                p_text(row["log10_p_own_order"]),
-                row["verdict_embedding"],
-            ]
-            for row in draws
-        ],
-    )
-
-
-def _finding_of_draws(width: int, draws: list[dict[str, Any]]) -> str:
-    n_significant = sum(row["log10_p_embedding"] < ALPHA_LOG10 for row in draws)
-    n_every = sum(row["channels"] == width for row in draws)
-    sentence = (
-        f"{n_significant} of {len(draws)} draws are significant, and {n_every} have all their own channels matched."
-    )
-    if n_significant < len(draws):
-        sentence += " The draw decides whether training finds the old basis or stays in another optimum."
-    return sentence
 
 
 def traces(base: Path, candidate_folder: Path) -> dict[str, Any]:

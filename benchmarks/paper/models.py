@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.folders import build_once
 from benchmarks.zoo import build as zoo
 from benchmarks.zoo.build import Text, text_of
 from benchmarks.zoo.edits import cut_width, rebuilt, take_layers
@@ -23,7 +23,7 @@ from mdir_hf.demo.training import BEGIN, END, mean_loss, seeded_single_thread, t
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-RECIPE = 3
+RECIPE = 4
 """Version of the models; increase it with every change."""
 
 SEQUENCE_LENGTH, BATCH_SIZE = 64, 8
@@ -44,12 +44,12 @@ SMALL, SMALL_STEPS = Shape(1024, 128, 384, 4, 8, 8, 16, True), 2500
 """A smaller model that can be trained longer, for new embeddings with a slow or frozen body, and the training steps of
 its base, with batches twice as large."""
 
-EMBEDDED_STEPS = (50, 250, 500, 1000, 2000, 4000, 8000)
+EMBEDDED_STEPS = (50, 250, 500, 1000, 2000, 4000)
 """Steps at which its new embeddings are measured; the last is the end of training."""
 
-# New embeddings for the small base: the body's learning rate relative to theirs, and their seed.
+# New embeddings for the small base: the body's learning rate relative to theirs.
 SLOW = 1 / 300
-EMBEDDED = {"slow": (SLOW, 5), "held": (0.0, 5), "held-seed-6": (0.0, 6), "held-seed-7": (0.0, 7)}
+EMBEDDED = {"slow": SLOW, "held": 0.0}
 
 PAPER_WIDTH = 896
 """Width of Qwen2.5-0.5B; the paper replaces its embeddings."""
@@ -98,22 +98,16 @@ def built(name: str) -> Path:
     """Return the folder of a model, training it if necessary.
 
     Args:
-        name: One of ``BASES``, ``fine-tuned``, ``upscaled``, ``pruned``, ``small``, ``retokenised-STEP`` or one of
+        name: One of ``BASES``, ``fine-tuned``, ``upscaled``, ``pruned``, ``small``, or ``retokenised`` or one of
             ``EMBEDDED`` with ``-STEP``.
     """
-    folder = folder_of(name)
-    if not folder.exists():
-        if name.startswith("retokenised-"):
-            _retokenise()
-        elif name == "small":
-            _train_small()
-        elif name.rpartition("-")[0] in EMBEDDED:
-            _embed(name.rpartition("-")[0])
-        else:
-            model, losses = _trained(name)
-            kind = "prose" if name == "fine-tuned" or name.endswith("prose") else "code"
-            save(model, text(), folder, losses, kind)
-    return folder
+    training, _, step = name.rpartition("-")
+    makers: dict[str, Callable[[Path], None]] = {"retokenised": _retokenise} | {
+        each: partial(_embed, each) for each in EMBEDDED
+    }
+    if training in makers:
+        return build_once(folder_of(training), makers[training]) / step
+    return build_once(folder_of(name), _train_small if name == "small" else partial(_build, name))
 
 
 def load(folder: Path) -> PreTrainedModel:
@@ -133,24 +127,25 @@ def losses_of(name: str) -> dict[str, float]:
 
 
 def save(model: PreTrainedModel, learnt: Text, folder: Path, losses: Sequence[float], kind: str) -> None:
-    """Store a model in BF16 with its tokenizer, atomically."""
+    """Store a model in BF16 with its tokenizer."""
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     first, last = (sum(part) / len(part) if part else float("nan") for part in (losses[:5], losses[-5:]))
     held_out = mean_loss(model, learnt.held_out[kind], sequence_length=SEQUENCE_LENGTH)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
-        made = Path(building) / folder.name
-        # Copies the values, because the model may be trained further.
-        state = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
-        copied = type(model)(model.config).to(torch.bfloat16)
-        copied.load_state_dict(state)
-        copied.save_pretrained(made)
-        PreTrainedTokenizerFast(tokenizer_object=learnt.tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(made)
-        (made / "training.json").write_text(json.dumps({"first": first, "last": last, "held_out": held_out}))
-        made.rename(folder)
+    # Copies the values, because the model may be trained further.
+    state = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
+    copied = type(model)(model.config).to(torch.bfloat16)
+    copied.load_state_dict(state)
+    copied.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=learnt.tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(folder)
+    (folder / "training.json").write_text(json.dumps({"first": first, "last": last, "held_out": held_out}))
+
+
+def _build(name: str, folder: Path) -> None:
+    model, losses = _trained(name)
+    save(model, text(), folder, losses, "prose" if name == "fine-tuned" or name.endswith("prose") else "code")
 
 
 def _trained(name: str) -> tuple[PreTrainedModel, list[float]]:
@@ -177,8 +172,8 @@ def _trained(name: str) -> tuple[PreTrainedModel, list[float]]:
         return model, _train(model, learnt["code"], SHORT_STEPS, 1e-3, order=1)
 
 
-def _retokenise() -> None:
-    """Give the base new embeddings for another tokenizer, and store it at every step in the table.
+def _retokenise(folder: Path) -> None:
+    """Give the base new embeddings for another tokenizer, and store it at every step in the table, in a folder each.
 
     The paper starts with zeros, which get a gradient through Qwen2's biases. A model without biases would stay at
     zero, so these embeddings are drawn at a thousandth of the usual size. All weights are trained at one peak rate.
@@ -198,15 +193,14 @@ def _retokenise() -> None:
         def keep() -> None:
             nonlocal step
             step += 1
-            folder = folder_of(f"retokenised-{step}")
-            if step in RETOKENISED_STEPS and not folder.exists():
-                save(model, learnt, folder, [], "code")
+            if step in RETOKENISED_STEPS:
+                save(model, learnt, folder / str(step), [], "code")
                 model.train()
 
         _train(model, learnt.learnt["code"], max(RETOKENISED_STEPS), 1e-3, order=2, on_step=keep)
 
 
-def _train_small() -> None:
+def _train_small(folder: Path) -> None:
     """Train the small base with its embedding and final norm scaled to the paper's width.
 
     A normalised state of n channels has length sqrt(n), and logits need the same range at any width. At 64 channels, an
@@ -221,18 +215,18 @@ def _train_small() -> None:
             for weight in (model.get_input_embeddings().weight, model.get_parameter("model.norm.weight")):
                 weight.mul_(math.sqrt(PAPER_WIDTH / SMALL.width))
         losses = _train(model, learnt.learnt["code"], SMALL_STEPS, 3e-3, batch_size=2 * BATCH_SIZE)
-        save(model, learnt, folder_of("small"), losses, "code")
+        save(model, learnt, folder, losses, "code")
 
 
-def _embed(name: str) -> None:
+def _embed(name: str, folder: Path) -> None:
     """Learn new embeddings for another tokenizer for the small base, with a slow or frozen body.
 
     As in the paper, there is no warm-up, and the rate falls quadratically to 0. The new embeddings use weight decay,
     because with Adam a rare row takes a full step whenever it has a gradient, and would drift away.
     """
-    body_share, seed = EMBEDDED[name]
+    body_share = EMBEDDED[name]
     learnt = small_text(SMALL.vocabulary, is_other=True)
-    with seeded_single_thread(seed):
+    with seeded_single_thread(5):
         model = load(built("small"))
         embedding = model.get_input_embeddings().weight
         with torch.no_grad():
@@ -257,8 +251,8 @@ def _embed(name: str) -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            if step in EMBEDDED_STEPS and not (folder := folder_of(f"{name}-{step}")).exists():
-                save(model, learnt, folder, [], "code")
+            if step in EMBEDDED_STEPS:
+                save(model, learnt, folder / str(step), [], "code")
                 model.train()
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.folders import build_once
 from benchmarks.real.onnx_weights import write_bert
 from benchmarks.real.sources import SOURCES, Source, cache_root, unpacked
 
@@ -33,9 +34,7 @@ def base_folder(name: str) -> Path:
     if not source.in_parts and not source.is_onnx:  # a Hub folder, unchanged
         return unpacked(source)
     folder = cache_root() / "models" / name / "base"
-    if not folder.exists():
-        (_convert if source.is_onnx else _dequantise)(source, folder)
-    return folder
+    return build_once(folder, partial(_convert if source.is_onnx else _dequantise, source))
 
 
 def load(folder: Path) -> PreTrainedModel:
@@ -47,15 +46,11 @@ def load(folder: Path) -> PreTrainedModel:
 
 
 def save(model: PreTrainedModel, tokenizer_of: Path, folder: Path) -> None:
-    """Write a model as BF16 safetensors with its config, and the tokenizer files of another folder, atomically."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as writing:
-        made = Path(writing) / folder.name
-        write_weights(model, made)
-        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-            if (tokenizer_of / name).exists():
-                shutil.copy(tokenizer_of / name, made / name)
-        made.rename(folder)
+    """Write a model as BF16 safetensors with its config, and the tokenizer files of another folder."""
+    write_weights(model, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        if (tokenizer_of / name).exists():
+            shutil.copy(tokenizer_of / name, folder / name)
 
 
 def write_weights(model: PreTrainedModel, folder: Path) -> None:
@@ -98,31 +93,23 @@ def tied_again(model: PreTrainedModel) -> PreTrainedModel:
 def _convert(source: Source, folder: Path) -> None:
     """Convert a BERT from its ONNX file; a model without a tokenizer gets MiniLM's, which has the same words."""
     packed = unpacked(source)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as writing:
-        made = Path(writing) / folder.name
-        made.mkdir()
-        write_bert(packed / source.file, made)
-        words = packed if (packed / "vocab.txt").exists() else unpacked(SOURCES["minilm-a"])
-        for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(words / name, made / name)
-        made.rename(folder)
+    folder.mkdir()
+    write_bert(packed / source.file, folder)
+    words = packed if (packed / "vocab.txt").exists() else unpacked(SOURCES["minilm-a"])
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(words / name, folder / name)
 
 
 def _dequantise(source: Source, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     gguf = unpacked(source)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as writing:
-        made = Path(writing) / folder.name
-        read = AutoModelForCausalLM.from_pretrained(gguf, gguf_file="model.gguf", dtype=torch.float32)
-        write_weights(tied_again(read), made)
-        AutoTokenizer.from_pretrained(gguf, gguf_file="model.gguf").save_pretrained(made)
-        # Test the written model, because a weight under a wrong name would be initialised at random.
-        continuation = continued(load(made), AutoTokenizer.from_pretrained(made), PROMPT)
-        if ANSWER not in continuation:
-            raise ValueError(
-                f"{source.title} generates no text: it continues {PROMPT!r} by {continuation!r}, expected {ANSWER!r}"
-            )
-        made.rename(folder)
+    read = AutoModelForCausalLM.from_pretrained(gguf, gguf_file="model.gguf", dtype=torch.float32)
+    write_weights(tied_again(read), folder)
+    AutoTokenizer.from_pretrained(gguf, gguf_file="model.gguf").save_pretrained(folder)
+    # Test the written model, because a weight under a wrong name would be initialised at random.
+    continuation = continued(load(folder), AutoTokenizer.from_pretrained(folder), PROMPT)
+    if ANSWER not in continuation:
+        raise ValueError(
+            f"{source.title} generates no text: it continues {PROMPT!r} by {continuation!r}, expected {ANSWER!r}"
+        )

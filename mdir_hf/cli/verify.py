@@ -14,7 +14,7 @@ from mdir_hf.cli import arguments
 from mdir_hf.cli.early import check_input_file
 from mdir_hf.cli.output import complain, loading, say, shown_if_stopped
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.policy import ALL, Condition, Failure, exit_status
+from mdir_hf.lineage.policy import Condition, Failure, exit_status
 from mdir_hf.names import did_you_mean
 from mdir_hf.report import Level
 
@@ -26,8 +26,8 @@ MOST_SHOWN = 1000
 """Maximum number of failures on standard error; JSON has all."""
 
 _CONDITIONS_OF = {
-    "bill of materials": ALL,
-    "model card": frozenset({Condition.BASES}),
+    "bill of materials": frozenset({Condition.PINS, Condition.DIGESTS, Condition.BASES}),
+    "model card": frozenset({Condition.BASES, Condition.RELATIONS}),
     "recipe": frozenset({Condition.BASES}),
     "badge": frozenset({Condition.PINS, Condition.BASES}),
 }
@@ -62,8 +62,8 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=[],
         type=conditions,
         help="exit with 0 only if these conditions are met: all, or a comma-separated list of pins (every model has a "
-        "commit that the Hub has), digests (the files have the stated digests) and bases (there is a base, and "
-        "the weights confirm every one)",
+        "commit that the Hub has), digests (the files have the stated digests), bases (there is a base, and the "
+        "weights confirm every one) and relations (a model declared as quantised is confirmed to be the base's)",
     )
     arguments.add_bom(
         parser, "without MODEL, check this bill of materials; with MODEL, write the result there as CycloneDX"

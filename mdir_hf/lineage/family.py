@@ -407,8 +407,9 @@ def _lines(family: Family) -> list[str]:
             elif ancestor.error is not None:
                 lines.append(f"│    not compared: {ancestor.error}")
         if check is not None:
-            not_measured = f"not measured: {check.why_not}"
-            result_text = not_measured if check.report is None else f"measured: {measured_text(check.report)}"
+            result_text = (
+                check.not_compared_text if check.report is None else f"measured: {measured_text(check.report)}"
+            )
             lines.append(f"│    {declared_as}; {result_text}")
         elif family.declared is not None:
             lines.append("│    not declared by its card")

@@ -18,6 +18,7 @@ class Condition(Term):
     PINS = "pins", "every model has a commit"
     DIGESTS = "digests", "the files have the stated digests"
     BASES = "bases", "every base is confirmed by the weights"
+    RELATIONS = "relations", "a quantised model is confirmed to be one"
 
 
 class NotCompared(Term):
@@ -26,9 +27,7 @@ class NotCompared(Term):
     NOT_MEASURED = "not_measured"
     NOT_READ = "not_read", "the Hub could not be read"
     OWN_BASE = "own_base", "the model itself"
-
-
-ALL = frozenset(Condition)
+    BY_CONSTRUCTION = "by_construction", "an adapter on this base"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
             result_text = _measured(check.report)
         else:
             report = None if ancestor is None else ancestor.report
-            result_text = f"not measured: {check.why_not}" if check is not None else ""
+            result_text = check.not_compared_text if check is not None else ""
             result_text = result_text if report is None else _measured(report)
         layers = "; ".join(
             [

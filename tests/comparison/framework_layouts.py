@@ -129,6 +129,19 @@ def joined_numbers_from_one(state, n_groups):
     return {re.sub(r"layers\.(\d+)", lambda at: f"layer_{int(at[1]) + 1}", name): t for name, t in state.items()}
 
 
+def joined_numbers_beside_a_tower(state, n_groups):
+    """``layers3`` beside a tower with the usual numbers."""
+    n_channels = state["model.norm.weight"].numel()
+    generator = torch.Generator().manual_seed(4)
+    shapes = {"fc1": (2 * n_channels, n_channels), "fc2": (n_channels, 2 * n_channels)}
+    tower = {
+        f"vision_tower.blocks.{i}.mlp.{name}.weight": torch.randn(shape, generator=generator)
+        for i in range(3)
+        for name, shape in shapes.items()
+    }
+    return joined_numbers(state, n_groups) | tower
+
+
 LAYOUTS = {
     "litgpt": litgpt,
     "litgpt, interleaved": lambda state, n_groups: litgpt(state, n_groups, interleaved=True),
@@ -141,4 +154,5 @@ LAYOUTS = {
     "Flax": flax,
     "joined numbers": joined_numbers,
     "joined numbers from 1": joined_numbers_from_one,
+    "joined numbers beside a tower": joined_numbers_beside_a_tower,
 }

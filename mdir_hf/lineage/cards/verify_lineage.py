@@ -56,7 +56,6 @@ class BaseCheck:
         report: Comparison with the base as the reference, or None.
         why_not: Why there is no report, in a sentence.
         not_compared: The kind of reason, if there is no report.
-        is_under_adapter: Whether the model is an adapter whose config names this base, so that nothing is compared.
         relation: Test of the declared relation; None if none is declared, or if it was not tested because the models
             do not share ancestry.
     """
@@ -66,12 +65,21 @@ class BaseCheck:
     why_not: str | None
     relation: RelationTest | None = None
     not_compared: NotCompared = NotCompared.NOT_MEASURED
-    is_under_adapter: bool = False
 
     @property
     def outcome(self) -> str:
-        """The verdict, or why there is none: ``not_measured``, ``not_read`` or ``own_base``."""
+        """The verdict, or why there is none, a value of :class:`NotCompared`."""
         return str(self.not_compared if self.report is None else self.report.verdict)
+
+    @property
+    def is_under_adapter(self) -> bool:
+        """Whether the model is an adapter whose config names this base, and whose tensors fit it."""
+        return self.report is None and self.not_compared is NotCompared.BY_CONSTRUCTION
+
+    @property
+    def not_compared_text(self) -> str:
+        """Why there is no report, after a word on what that means."""
+        return f"{'an adapter' if self.is_under_adapter else 'not measured'}: {self.why_not}"
 
     @property
     def outcomes(self) -> tuple[str, ...]:
@@ -165,6 +173,12 @@ def verify_lineage(
             opened_bases[base] = reading.open(hub_reference(base))
         return opened_bases[base]
 
+    def is_own_adapter(base: str) -> bool:
+        if not declared.is_adapter or declared.adapter_of is None or not _is_same(base, declared.adapter_of):
+            return False
+        model.open(reading)  # raises if its tensors do not fit the base
+        return True
+
     def is_own(base: str) -> bool:
         return _is_same(base, declared.repo) or are_same(opened_base(base), repository)
 
@@ -200,7 +214,8 @@ def verify_lineage(
         return replace(base_check, relation=relation)
 
     for number, base in enumerate(declared.base_models):
-        check = replace(check, bases=(*check.bases, tested(_check(declared, base, number, measure, is_own))))
+        base_check = _check(declared, base, number, measure, is_own, is_own_adapter)
+        check = replace(check, bases=(*check.bases, tested(base_check)))
         on_step(check)
     return replace(check, cycle=_cycle(declared, declarations))
 
@@ -211,13 +226,14 @@ def _check(
     number: int,
     measure: Callable[[str], HomologyReport],
     is_own: Callable[[str], bool],
+    is_own_adapter: Callable[[str], bool],
 ) -> BaseCheck:
     if number >= MOST_BASES:
         return BaseCheck(base, None, f"only the first {MOST_BASES} declared base models are compared")
-    if declared.is_adapter and declared.adapter_of is not None and _is_same(base, declared.adapter_of):
-        why = "the repository holds an adapter of this model, which shares its weights by construction"
-        return BaseCheck(base, None, why, is_under_adapter=True)
     try:
+        if is_own_adapter(base):
+            why = "its config names this base, and its tensors fit it"
+            return BaseCheck(base, None, why, not_compared=NotCompared.BY_CONSTRUCTION)
         if is_own(base):
             why = "it declares itself as its own base model"
             return BaseCheck(base, None, why, not_compared=NotCompared.OWN_BASE)
@@ -305,13 +321,16 @@ def _failures(check: LineageCheck, required: Set[Condition]) -> Iterator[Failure
             if text.startswith("base_model:"):
                 yield Failure(Condition.BASES, f"{repo}: {text} does not name a repository")
     for base in check.bases:
-        is_confirmed = base.report is not None and base.report.verdict is Verdict.HOMOLOGOUS
+        is_confirmed = base.is_under_adapter or base.outcome == Verdict.HOMOLOGOUS.value
         unread = base.report is None and base.not_compared is NotCompared.NOT_READ
         if unread or (Condition.BASES in required and not is_confirmed):
             yield Failure(Condition.BASES, f"{repo}: base {base.base} ({declared.source}): {_measured(base)}", unread)
-        if base.relation is not None and base.relation.outcome is RelationOutcome.CONTRADICTED:
-            stated = f"{declared.relation} of {base.base}"
-            yield Failure(Condition.BASES, f"{repo}: {stated}: contradicted: {base.relation.tested}")
+        if base.relation is None:
+            continue
+        is_open = declared.relation == "quantized" and base.relation.outcome is RelationOutcome.CANNOT_TELL
+        if base.relation.outcome is RelationOutcome.CONTRADICTED or (Condition.RELATIONS in required and is_open):
+            stated = f"{declared.relation} of {base.base}: {base.relation.outcome.words}"
+            yield Failure(Condition.RELATIONS, f"{repo}: {stated}: {base.relation.tested}")
 
 
 def _lines(check: LineageCheck) -> list[str]:
@@ -342,7 +361,7 @@ def _lines(check: LineageCheck) -> list[str]:
 def _measured(base_check: BaseCheck) -> str:
     report = base_check.report
     if report is None:
-        return f"not measured: {base_check.why_not}"
+        return base_check.not_compared_text
     text = f"measured: {MEASURED[report.verdict]}"
     if report.reason is not None:
         text += f", {REASON_TEXT[report.reason]}"

@@ -30,17 +30,16 @@ def without_wrappers(names: Iterable[str]) -> dict[str, str]:
     """Map each tensor's name, with wrappers removed, to its stored name.
 
     PEFT's trained copies replace the originals. A tensor with the plain name takes precedence over all others. Other
-    names that would collide keep their wrappers. If no component of a name is a number, slashes are read as dots, and
-    ``layer_3`` as ``layer.3``, or as ``layer.2`` if they start from 1.
+    names that would collide keep their wrappers. If no component of any name is a number, slashes are read as dots. In
+    a name without a number of its own, ``layer_3`` is read as ``layer.3``, or as ``layer.2`` if they start from 1.
     """
     names = tuple(names)
-    is_numbered = any(map(_HAS_NUMBER.search, names))
+    unnumbered = [name for name in names if not _HAS_NUMBER.search(name)]
+    has_slashes = len(unnumbered) == len(names)
+    plains = _with_separate_numbers({name: name.replace("/", ".") if has_slashes else name for name in unnumbered})
     stored: dict[str, list[str]] = defaultdict(list)
-    with_dots = names if is_numbered else tuple(name.replace("/", ".") for name in names)
-    numbers = set() if is_numbered else {int(match[2]) for name in with_dots for match in _JOINED_NUMBER.finditer(name)}
-    first = 1 if 1 in numbers and 0 not in numbers else 0
-    for name, dotted in zip(names, with_dots, strict=True):
-        plain = name if is_numbered else _JOINED_NUMBER.sub(lambda match: f"{match[1]}.{int(match[2]) - first}", dotted)
+    for name in names:
+        plain = plains.get(name, name)
         stored[_WRAPPER.sub("", plain) if _MENTIONS.search(plain) else plain].append(name)
     places: dict[str, str] = {}
     for plain, candidates in stored.items():
@@ -52,6 +51,20 @@ def without_wrappers(names: Iterable[str]) -> dict[str, str]:
         else:
             places |= {name: name for name in candidates}
     return places
+
+
+def _with_separate_numbers(names: Mapping[str, str]) -> dict[str, str]:
+    """Separate numbers from words in the values, counted from 0 below each prefix."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for name in names.values():
+        for match in _JOINED_NUMBER.finditer(name):
+            numbers[name[: match.end(1)]].add(int(match[2]))
+
+    def separated(match: re.Match[str]) -> str:
+        of_prefix = numbers[match.string[: match.end(1)]]
+        return f"{match[1]}.{int(match[2]) - (1 in of_prefix and 0 not in of_prefix)}"
+
+    return {stored: _JOINED_NUMBER.sub(separated, name) for stored, name in names.items()}
 
 
 def with_stored_names(layer: Layer, stored_names: Mapping[str, str]) -> Layer:

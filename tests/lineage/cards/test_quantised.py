@@ -10,6 +10,7 @@ import torch
 from mdir_hf.cli import main
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.lineage.cards.verify_lineage import verify_lineage
+from mdir_hf.lineage.policy import Condition
 from mdir_hf.model.open import NamedModel, Reading
 from tests.lineage.merges.test_check_recipe import CONFIG, N_LAYERS, drifted, save, weights
 
@@ -241,7 +242,10 @@ def test_scales_of_columns_do_not_contradict(serve):
 def test_a_copy_without_a_code_cannot_be_told(serve):
     serve("ds/base", BASE)
     serve("me/q", {name: value.clone() for name, value in TUNE.items()}, card("ds/base"))
-    assert verify("me/q").bases[0].relation.outcome.value == "cannot_tell"
+    check = verify("me/q")
+    assert check.bases[0].relation.outcome.value == "cannot_tell"
+    assert check.failures({Condition.BASES}) == ()
+    assert [failure.condition for failure in check.failures({Condition.RELATIONS})] == [Condition.RELATIONS]
 
 
 def test_fp8_is_tested_by_its_relative_step(serve, loopback_hub, tmp_path):

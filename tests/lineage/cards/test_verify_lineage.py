@@ -110,9 +110,20 @@ def test_a_model_that_declares_itself_is_not_compared(serve, loopback_hub, base)
 def test_an_adapter_shares_the_weights_of_its_base(serve, loopback_hub):
     serve("owner/base")
     serve("me/adapter", "base_model: owner/base\nbase_model_relation: adapter", adapter_of="owner/base")
-    (one,) = verify("me/adapter").bases
-    assert one.outcome == "not_measured" and "by construction" in one.why_not
-    assert not loopback_hub.sent("cdn")
+    check = verify("me/adapter")
+    assert [one.outcome for one in check.bases] == ["by_construction"]
+    assert "adapter: its config names this base, and its tensors fit it" in str(check)
+    assert check.failures(frozenset(Condition)) == ()
+
+
+def test_an_adapter_that_does_not_fit_its_base_is_not_confirmed(serve, loopback_hub, tmp_path):
+    serve("owner/base")
+    write_model(tmp_path / "wide", gaussian(V, 2 * N, 3))
+    loopback_hub.add_repository("owner/wide", tmp_path / "wide")
+    serve("me/adapter", "base_model: owner/wide\nbase_model_relation: adapter", adapter_of="owner/wide")
+    check = verify("me/adapter")
+    assert [one.outcome for one in check.bases] == ["not_measured"]
+    assert exit_status(check.failures(frozenset(Condition))) == 3
 
 
 def test_an_adapter_on_another_model_than_it_declares_is_measured(serve):

@@ -60,6 +60,19 @@ def test_the_trained_copy_counts():
     }
 
 
+def test_joined_numbers_count_from_zero_below_each_prefix():
+    names = ["tower.layers.0.up", "text.layer1.up", "text.layer2.up", "text.h0.layers.4.up", "lm/layer_0.up"]
+    assert list(without_wrappers(names)) == [
+        *("tower.layers.0.up", "text.layer.0.up", "text.layer.1.up", "text.h0.layers.4.up", "lm/layer_0.up")
+    ]
+    assert without_wrappers(["enc/layer_1/up", "enc/layer_2/up", "dec/layer_0/up", "dec/layer_1/up"]) == {
+        "enc.layer.0.up": "enc/layer_1/up",
+        "enc.layer.1.up": "enc/layer_2/up",
+        "dec.layer.0.up": "dec/layer_0/up",
+        "dec.layer.1.up": "dec/layer_1/up",
+    }
+
+
 def test_names_that_would_collide_keep_their_wrappers():
     names = ["module.a.weight", "a.weight"]
     assert without_wrappers(names) == {name: name for name in names}

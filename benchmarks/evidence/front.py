@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -28,6 +29,17 @@ KINDS = {
     "attack": "disguised or damaged on purpose",
     "stranger": "*strangers*",
 }
+PREPARATIONS = {
+    "rotat|channels, their signs": "rotated or renumbered by a fit to the victim's tokens, neurons or all weights",
+    "student": "student of logits, also of hidden states or embeddings",
+    "trained under a random mask": "trained under a random mask that keeps 10 or 30 %, also the victim",
+    "[12]0% of the neurons": "10 or 20 % of the neurons replaced by copies that work",
+    "[34]0% of the neurons": "30 or 40 % of the neurons replaced by copies that work",
+    "[5-9]0% of the neurons": "50 to 90 % of the neurons replaced by copies that work",
+    "soup of (50|33)%": "soup of 33 or 50 % of the victim and a stranger",
+    "soup of (25|17|12|8)%": "soup of 8 to 25 % of the victim and a stranger",
+}
+"""Preparations that share a row, by the beginning of their descriptions."""
 NEEDS = ("real-pairs", "real-models", "real-forgery", "real-peers", "framing", "cost-growth", "zoo-pairs", "zoo-peers")
 
 
@@ -86,7 +98,8 @@ def _hiding(results: Results, pages: str) -> str:
 def _framing(rows: list[Row], pages: str) -> str:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["copied"] != "nothing"):
-        groups.setdefault((row["done"], row["copied"]), []).append(row)
+        words = next((words for start, words in PREPARATIONS.items() if re.match(start, row["done"])), row["done"])
+        groups.setdefault((words, row["copied"]), []).append(row)
     body = []
     for (done, copied), framed in groups.items():
         verdicts = sum((Counter(row["verdicts"]) for row in framed), Counter[str]())

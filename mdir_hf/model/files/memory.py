@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -47,15 +47,17 @@ class MemorySource:
         self.description = Description("memory")
         self._specs: dict[str, TensorSpec] = {}
         at = 0
+        places: dict[Hashable, int] = {}
         for name, tensor in sorted((self._tensors if outlines is None else outlines).items()):
             dtype = NAME_OF_TORCH_DTYPE.get(tensor.dtype)
             if dtype is None:
                 raise InputError(
                     f"tensor {name!r} has dtype {tensor.dtype}, which checkpoints cannot hold", subject=label
                 )
-            stop = at + tensor.numel() * tensor.element_size()
-            self._specs[name] = TensorSpec(name, tuple(tensor.shape), dtype, path="", start=at, stop=stop)
-            at = stop
+            start = places.setdefault(_memory_of(tensor, name), at)
+            stop = start + tensor.numel() * tensor.element_size()
+            self._specs[name] = TensorSpec(name, tuple(tensor.shape), dtype, path="", start=start, stop=stop)
+            at = max(at, stop)
         self.n_bytes = at
 
     def names(self) -> tuple[str, ...]:
@@ -63,15 +65,18 @@ class MemorySource:
         return tuple(self._specs)
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor."""
-        for name, spec in self._specs.items():
-            yield StoredTensor(name, name, spec.n_bytes, spec.shape)
+        """Yield every tensor, in reverse order of the names, so that a tied ``lm_head`` comes after the embedding."""
+        counted: set[tuple[int, int]] = set()
+        for name, spec in reversed(self._specs.items()):
+            span = (spec.start, spec.stop)
+            yield StoredTensor(name, name, 0 if span in counted else spec.n_bytes, spec.shape)
+            counted.add(span)
 
     def read_all_headers(self) -> None:
         """Do nothing, because all shapes are known."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return a tensor's spec, as if tensors were stored consecutively."""
+        """Return a tensor's spec, as if tensors were stored consecutively, and tied tensors once."""
         spec = self._specs.get(name)
         if spec is None:
             raise TensorNotFoundError(f"there is no tensor {name!r}", subject=self.label)
@@ -111,6 +116,13 @@ class MemorySource:
     def _count(self, name: str, n_bytes: int) -> None:
         if self._on_read is not None:
             self._on_read(name, n_bytes)
+
+
+def _memory_of(tensor: torch.Tensor, name: str) -> Hashable:
+    """Return what identifies a tensor's memory; the name if that is unknown."""
+    if tensor.is_meta or type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        return name
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _as_weights(tensor: torch.Tensor) -> torch.Tensor:

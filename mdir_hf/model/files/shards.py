@@ -116,10 +116,11 @@ class ShardedTensors(RangedTensors):
             self._names = None
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor."""
+        """Yield every tensor, in reverse order of the names, so that a tied ``lm_head`` comes after the embedding."""
         with self._lock:
             places = dict(self._paths_of_names())
-        for name, path in sorted(places.items()):
+        counted: set[tuple[str, int, int]] = set()
+        for name, path in sorted(places.items(), reverse=True):
             header = self._headers.get(path)
             if header is None or name not in header:
                 reason = None if path in self._tree.files else f"{path}, which the index names, is missing"
@@ -133,7 +134,9 @@ class ShardedTensors(RangedTensors):
             if isinstance(spec, str):
                 yield StoredTensor(name, name, reason=f"it is {spec}")
             else:
-                yield StoredTensor(name, name, spec.n_bytes, spec.shape)
+                span = (spec.path, spec.start, spec.stop)
+                yield StoredTensor(name, name, 0 if span in counted else spec.n_bytes, spec.shape)
+                counted.add(span)
 
     def spec(self, name: str) -> TensorSpec:
         """Return a tensor's spec. Reads the header of its shard on first use."""

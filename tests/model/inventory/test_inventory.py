@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mdir_hf.comparison.inspection import inspect_model, lines_of
+from mdir_hf.model.files.memory import MemorySource
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import PartKind, may_have_other_stacks, take_inventory
 from mdir_hf.model.inventory.take import auxiliary_label
@@ -154,6 +155,20 @@ def test_a_trained_copy_counts_and_the_other_is_reported(tmp_path):
         "base_model.model.model.embed_tokens.modules_to_save.default.weight",
     )
     assert inventory.part("unplaced: a trained copy beside it counts").n_tensors == 1
+
+
+def test_a_tied_head_that_shares_storage_counts_once(tmp_path):
+    folder = write_model(tmp_path / "x", gaussian(V, N, 0), further=attention("model.layers"))
+    state = {name: tensor.clone() for name, tensor in load(folder).items()}
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+    inventory = Model(open_repository(str(folder))).inventory
+    n_bytes = {name: tensor.numel() * tensor.element_size() for name, tensor in state.items()}
+    assert inventory.n_bytes == sum(n_bytes.values()) - n_bytes["lm_head.weight"]
+    assert inventory.part("embedding").n_bytes == n_bytes["model.embed_tokens.weight"]
+    in_memory = {stored.name: stored.n_bytes for stored in MemorySource(state).contents()}
+    assert in_memory == n_bytes | {"lm_head.weight": 0}
 
 
 def test_names_of_unread_headers_are_listed_without_a_size(tmp_path):

@@ -206,6 +206,8 @@ def find_family(
         except (StoppedError, GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError):
             raise
         except MdirError as exc:
+            if model.bases:
+                raise  # the user chose the adapter's base
             errors.append(exc)
             family = replace(family, not_searched=one_line(exc))
     if verifies:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from mdir_hf import compare
 from mdir_hf.cli import main
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.errors import ByteBudgetError, RepositoryNotFoundError
+from mdir_hf.errors import ByteBudgetError, RepositoryNotFoundError, UnsupportedFormatError
 from mdir_hf.lineage.bom.documents import make_bom, read_model_facts
 from mdir_hf.lineage.family import _with_parents_of_layers, find_family
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of
@@ -184,6 +184,34 @@ def test_a_half_that_fails_is_reported(index, hub, tmp_path):
     assert family.relatives == ("lab/base",)
     with pytest.raises(RepositoryNotFoundError):
         find_family(NamedModel("lab/none"), index)
+
+
+def adapter(folder, width_of_change):
+    """A LoRA adapter on the keys of the last layer of ``lab/base``."""
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "lab/base"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    d_out, _ = new_model(seed=0, **SIZES).model.layers[3].self_attn.k_proj.weight.shape
+    factors = {"lora_A.weight": 0.01 * torch.ones(2, width_of_change), "lora_B.weight": torch.ones(d_out, 2)}
+    module = "base_model.model.model.layers.3.self_attn.k_proj"
+    save_file({f"{module}.{name}": factor for name, factor in factors.items()}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_a_base_that_an_adapter_does_not_fit_is_an_error(index, hub, tmp_path):
+    hub.add_repository("lab/adapter", adapter(tmp_path / "adapter", SIZES["hidden_size"]))
+    family = find_family(NamedModel("lab/adapter"), index)
+    assert family.relatives == ("lab/base",)
+    assert [base.outcome for base in family.declared.bases] == ["by_construction"]
+    part = open_repository("lab/part")
+    with pytest.raises(UnsupportedFormatError, match="lab/part"):
+        find_family(NamedModel("lab/adapter", bases=(f"lab/part@{part.commit}",)), index)
+
+
+def test_an_adapter_with_changes_of_another_shape_is_not_one_of_its_base(hub, tmp_path):
+    hub.add_repository("lab/adapter", adapter(tmp_path / "adapter", SIZES["hidden_size"] + 8))
+    (base,) = find_family(NamedModel("lab/adapter"), None).declared.bases
+    assert base.outcome == "not_measured" and "made for another base" in base.why_not
 
 
 def test_layers_that_could_not_be_read_are_reported(index, monkeypatch):

@@ -18,6 +18,7 @@ from mdir_hf.lineage.cards.declared import DeclaredLineage, declared_in
 from mdir_hf.lineage.cards.quantised import RelationOutcome, RelationTest, check_quantised
 from mdir_hf.lineage.part_origins import origins_of_parts
 from mdir_hf.lineage.policy import Condition, Failure, NotCompared, is_unread
+from mdir_hf.model.files.adapters import AdaptedSource
 from mdir_hf.model.hub import IoLedger, Repository
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
@@ -176,7 +177,9 @@ def verify_lineage(
     def is_own_adapter(base: str) -> bool:
         if not declared.is_adapter or declared.adapter_of is None or not _is_same(base, declared.adapter_of):
             return False
-        model.open(reading)  # raises if its tensors do not fit the base
+        tensors = model.open(reading).tensors
+        if isinstance(tensors, AdaptedSource):
+            tensors.check_fits()
         return True
 
     def is_own(base: str) -> bool:

@@ -108,6 +108,20 @@ class AdaptedSource:
             self._check_rows_fit(name, spec)
         return spec
 
+    def check_fits(self) -> None:
+        """Compare the shapes of all changes with the base's tensors; reads the headers of all shards.
+
+        Raises:
+            CorruptCheckpointError: If a change has another shape than its tensor.
+            UnsupportedFormatError: If the change of a tensor cannot be applied.
+        """
+        for name in self._blocked:
+            self._check_is_applied(name)
+        for name in (*self._changes, *self._row_changes):
+            self.spec(name)
+        for name in self._token_rows:
+            self._check_token_rows_fit(name, self.spec(name))
+
     def contents(self) -> Iterator[StoredTensor]:
         """Yield every tensor, with adapter tensors assigned to the weights that they change."""
         for tensor in self._base.contents() if isinstance(self._base, ListsContents) else ():
@@ -255,7 +269,7 @@ class AdaptedSource:
                 self._column_scales[name] = scale
         return scale
 
-    def _with_tokens(self, name: str, spec: TensorSpec, values: torch.Tensor, rows: IntArray) -> torch.Tensor:
+    def _check_token_rows_fit(self, name: str, spec: TensorSpec) -> tuple[str, Mapping[int, int]]:
         stored, place_of = self._token_rows[name]
         shape = self._adapter.spec(stored).shape
         if shape != (len(place_of), spec.shape[-1]):
@@ -265,6 +279,10 @@ class AdaptedSource:
             )
         if max(place_of, default=0) >= spec.shape[0]:
             raise self._corrupt(f"the adapter replaces row {max(place_of):,} of tensor {name!r} of shape {spec.shape}")
+        return stored, place_of
+
+    def _with_tokens(self, name: str, spec: TensorSpec, values: torch.Tensor, rows: IntArray) -> torch.Tensor:
+        stored, place_of = self._check_token_rows_fit(name, spec)
         replaced_rows = [(at, place_of[row]) for at, row in enumerate(rows.tolist()) if row in place_of]
         if replaced_rows:
             at, places = (list(column) for column in zip(*replaced_rows, strict=True))

@@ -207,7 +207,7 @@ def find_family(
             raise
         except MdirError as exc:
             if model.bases:
-                raise  # the user chose the adapter's base
+                raise  # the user named the commit of the adapter's base
             errors.append(exc)
             family = replace(family, not_searched=one_line(exc))
     if verifies:

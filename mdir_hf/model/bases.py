@@ -151,26 +151,41 @@ def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other
         raise exc.about(config.base) from exc.__cause__
 
 
-def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> OpenRepository:
-    """Wrap ``open_repository`` so that each base, given as ``owner/name@commit``, is opened at that commit.
+class BasesAtCommits:
+    """Opens the bases of an adapter, those given as ``owner/name@commit`` at that commit.
 
     Raises:
         InputError: If an entry in ``bases`` is malformed.
     """
-    commits: dict[str, str] = {}
-    for base in bases:
-        repo, _, commit = base.partition("@")
-        if not repo or not re.fullmatch("[0-9a-f]{40}", commit):
-            raise InputError(f"{base!r} is not a base at a commit; write owner/name@ followed by 40 hex digits")
-        commits[repo.lower()] = commit
 
-    def open_base(reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository:
-        commit = commits.get(reference.lower())
-        if commit is not None:
-            reference, revision = f"hf://models/{reference}", commit
-        return open_repository(reference, revision=revision, allow_local=allow_local)
+    def __init__(self, open_repository: OpenRepository, bases: Sequence[str]) -> None:
+        self._open_repository = open_repository
+        self._commits: dict[str, str] = {}
+        for base in bases:
+            repo, _, commit = base.partition("@")
+            if not repo or not re.fullmatch("[0-9a-f]{40}", commit):
+                raise InputError(f"{base!r} is not a base at a commit; write owner/name@ followed by 40 hex digits")
+            self._commits[repo.lower()] = commit
+        self._opened: list[str] = []
 
-    return open_base
+    def __call__(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository:
+        """Open a base, also if the given name is the present one of a renamed repository."""
+        names, commit = [reference], self._commits.get(reference.lower())
+        if commit is None:
+            repository = self._open_repository(reference, revision=revision, allow_local=allow_local)
+            names, commit = [reference, repository.repo], self._commits.get(repository.repo.lower())
+        self._opened += names
+        if commit is None:
+            return repository
+        return self._open_repository(f"hf://models/{names[-1]}", revision=commit, allow_local=allow_local)
+
+    def expect_all_used(self, label: str) -> None:
+        """Raise an error if a given base is none of the model's."""
+        opened = {reference.lower() for reference in self._opened}
+        for repo in self._commits:
+            if repo not in opened:
+                has = f"it is an adapter on {self._opened[0]}" if opened else "it is not an adapter"
+                raise InputError(f"{repo} is not its base: {has}", subject=label)
 
 
 def about_model(exc: MdirError, repository: Repository) -> MdirError:

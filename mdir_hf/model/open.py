@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from mdir_hf.background import result_of, run_beside
-from mdir_hf.model.bases import open_bases_at
+from mdir_hf.model.bases import BasesAtCommits
 from mdir_hf.model.files import first_files
 from mdir_hf.model.hub import IoLedger, Repository, RepositoryOptions, open_repository
 from mdir_hf.model.memory.repository import LoadedRepository
@@ -110,16 +110,15 @@ class NamedModel:
         """Open the model in a repository that :meth:`find` returned; see :meth:`open`."""
         expect_files(repository, self.variant)
         open_counted = partial(reading.open, ledger=ledger)
-        return Model(
+        open_base = BasesAtCommits(open_counted, self.bases)
+        model = Model(
             repository,
             variant=self.variant,
             tokenizer=None if self.tokenizer is None else open_counted(self.tokenizer),
-            open_other=(
-                repository.open_base
-                if isinstance(repository, LoadedRepository)
-                else open_bases_at(open_counted, self.bases)
-            ),
+            open_other=repository.open_base if isinstance(repository, LoadedRepository) else open_base,
         )
+        open_base.expect_all_used(repository.label)
+        return model
 
 
 def open_both(reference: NamedModel, candidate: NamedModel, reading: Reading, ledger: IoLedger) -> tuple[Model, Model]:

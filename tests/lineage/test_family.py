@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from mdir_hf import compare
 from mdir_hf.cli import main
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.errors import ByteBudgetError, RepositoryNotFoundError, UnsupportedFormatError
+from mdir_hf.errors import ByteBudgetError, InputError, RepositoryNotFoundError, RevisionNotFoundError
 from mdir_hf.lineage.bom.documents import make_bom, read_model_facts
 from mdir_hf.lineage.family import _with_parents_of_layers, find_family
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of
@@ -186,10 +186,10 @@ def test_a_half_that_fails_is_reported(index, hub, tmp_path):
         find_family(NamedModel("lab/none"), index)
 
 
-def adapter(folder, width_of_change):
-    """A LoRA adapter on the keys of the last layer of ``lab/base``."""
+def adapter(folder, width_of_change, base="lab/base"):
+    """Write a LoRA adapter on the keys of the last layer of a base."""
     folder.mkdir()
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "lab/base"}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": base}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     d_out, _ = new_model(seed=0, **SIZES).model.layers[3].self_attn.k_proj.weight.shape
     factors = {"lora_A.weight": 0.01 * torch.ones(2, width_of_change), "lora_B.weight": torch.ones(d_out, 2)}
@@ -198,14 +198,26 @@ def adapter(folder, width_of_change):
     return folder
 
 
-def test_a_base_that_an_adapter_does_not_fit_is_an_error(index, hub, tmp_path):
+def test_a_base_that_is_not_the_adapters_is_an_error(index, hub, tmp_path):
     hub.add_repository("lab/adapter", adapter(tmp_path / "adapter", SIZES["hidden_size"]))
     family = find_family(NamedModel("lab/adapter"), index)
     assert family.relatives == ("lab/base",)
     assert [base.outcome for base in family.declared.bases] == ["by_construction"]
+    with pytest.raises(RevisionNotFoundError):
+        find_family(NamedModel("lab/adapter", bases=(f"lab/base@{'0' * 40}",)), index)
     part = open_repository("lab/part")
-    with pytest.raises(UnsupportedFormatError, match="lab/part"):
-        find_family(NamedModel("lab/adapter", bases=(f"lab/part@{part.commit}",)), index)
+    for name, why in (("adapter", "it is an adapter on lab/base"), ("tuned", "it is not an adapter")):
+        with pytest.raises(InputError, match=f"lab/part is not its base: {why}"):
+            find_family(NamedModel(f"lab/{name}", bases=(f"lab/part@{part.commit}",)), index)
+
+
+@pytest.mark.parametrize("named", ["lab/base", "lab/former"])
+def test_a_renamed_base_of_an_adapter_is_read_at_its_commit(hub, tmp_path, named):
+    hub._renamed = {"lab/former": "lab/base"}
+    hub.add_repository("lab/adapter", adapter(tmp_path / "adapter", SIZES["hidden_size"], "lab/former"))
+    commit = open_repository("lab/base").commit
+    opened = NamedModel("lab/adapter", bases=(f"{named}@{commit}",)).open(Reading())
+    assert opened.summary().bases == (f"lab/former@{commit}",)
 
 
 def test_an_adapter_with_changes_of_another_shape_is_not_one_of_its_base(hub, tmp_path):

@@ -217,7 +217,7 @@ def test_a_renamed_base_of_an_adapter_is_read_at_its_commit(hub, tmp_path, named
     hub.add_repository("lab/adapter", adapter(tmp_path / "adapter", SIZES["hidden_size"], "lab/former"))
     commit = open_repository("lab/base").commit
     opened = NamedModel("lab/adapter", bases=(f"{named}@{commit}",)).open(Reading())
-    assert opened.summary().bases == (f"lab/former@{commit}",)
+    assert opened.summary().bases == (f"{named}@{commit}",)
 
 
 def test_an_adapter_with_changes_of_another_shape_is_not_one_of_its_base(hub, tmp_path):

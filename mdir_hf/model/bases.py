@@ -173,7 +173,7 @@ class BasesAtCommits:
         names, commit = [reference], self._commits.get(reference.lower())
         if commit is None:
             repository = self._open_repository(reference, revision=revision, allow_local=allow_local)
-            names, commit = [reference, repository.repo], self._commits.get(repository.repo.lower())
+            names, commit = [reference, repository.present_name], self._commits.get(repository.present_name.lower())
         self._opened += names
         if commit is None:
             return repository

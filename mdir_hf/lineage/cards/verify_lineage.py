@@ -177,7 +177,7 @@ def verify_lineage(
     def is_own_adapter(base: str) -> bool:
         if not declared.is_adapter or declared.adapter_of is None or not _is_same(base, declared.adapter_of):
             return False
-        tensors = model.open(reading).tensors
+        tensors = model.open(reading, IoLedger(max_bytes=counter.left_of(max_bytes))).tensors
         if isinstance(tensors, AdaptedSource):
             tensors.check_fits()
         return True

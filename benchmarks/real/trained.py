@@ -205,7 +205,7 @@ TRAINED = {
             "pruned-distilled",
             "half of the channels, layers and neurons kept, then distilled from the whole model, peak rate 1e-3",
             _pruned_and_distilled,
-            steps=1500,
+            steps=200,
         ),
         Trained(
             "from-random", "the same shape, trained from random weights for as many steps", _from_random, 60, False

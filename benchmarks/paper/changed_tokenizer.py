@@ -82,7 +82,7 @@ def section_of(data: Row) -> str:
         "because the paper's zeros have no gradient without biases. *Own channels* counts the channels that the best "
         "of n! matchings maps to themselves. *Own order* tests only the identity, which is fixed in advance, before "
         "correction for other tests. *Positive* counts the channels with a positive sign in that order; about half are "
-        "expected by chance. *p, embeddings* is p of `compare --level embedding`, corrected: the better of the looks "
+        "expected by chance. *p, embeddings* is p of `compare --describe`, corrected: the better of the looks "
         "at 512 tokens and at all tokens. *Loss* is in nats per token of held-out code.\n\n" + "\n\n".join(parts)
     )
 
@@ -102,7 +102,6 @@ def _rows(base_name: str, name: str, steps: tuple[int, ...], tokens_per_step: in
                 "tokens": step * tokens_per_step,
                 **traces(base, folder),
                 "log10_p_embedding": round(by_embedding.embedding.log10_p, 1),
-                "verdict_embedding": by_embedding.verdict.value,
                 "log10_p_layers": None if whole.layers is None else round(layers_log10_p(whole.layers), 1),
                 "verdict": whole.verdict.value,
                 "loss": round(mean_loss(load(folder), tokens, sequence_length=SEQUENCE_LENGTH, n_sequences=512), 3),
@@ -145,7 +144,6 @@ def finding(width: int, rows: list[dict[str, Any]]) -> str:
 
     by_any = first("log10_p_embedding", lambda log10_p: log10_p < ALPHA_LOG10)
     by_own = first("log10_p_own_order", lambda log10_p: log10_p < ALPHA_LOG10)
-    homologous = first("verdict_embedding", lambda verdict: verdict == "homologous")
     most = first("channels", lambda channels: channels > width // 2)
     every = first("channels", lambda channels: channels == width)
     if by_any is None:
@@ -155,17 +153,16 @@ def finding(width: int, rows: list[dict[str, Any]]) -> str:
     else:
         if by_any > rows[0]["tokens"]:
             sentence = "As in the paper, the embeddings are not significant at first. "
-            sentence += f"They are significant from {by_any:,} tokens on"
+            sentence += f"They are significant from {by_any:,} tokens on."
         else:
-            sentence = "The embeddings are significant from the first look on"
-        sentence += f", and homologous by themselves from {homologous:,} on." if homologous is not None else "."
+            sentence = "The embeddings are significant from the first look on."
         if most is None:
-            sentence += " No search for a matching finds the channels' own order."
+            sentence += f" At most {max(row['channels'] for row in rows)} channels are matched with themselves."
         else:
             sentence += f" Most channels are matched with themselves from {most:,} tokens on, "
             sentence += f"and all from {every:,} on." if every is not None else "but never all of them."
     n_found = sum(row["verdict"] == "homologous" for row in rows)
-    return f"{sentence} By its layers, the model is homologous at {n_found} of {len(rows)} looks."
+    return f"{sentence} By its neurons, the model is homologous at {n_found} of {len(rows)} looks."
 
 
 def traces(base: Path, candidate_folder: Path) -> dict[str, Any]:

@@ -85,8 +85,7 @@ def section_of(data: Row) -> str:
     return (
         "## Matrices (the paper's figures 3 to 5)\n\n"
         + table(
-            "pair | verdict, level embedding | p, level embedding | p, Algorithm 1 as printed | "
-            "embedding: trace / rank | V | O | up",
+            "pair | verdict | p | p, Algorithm 1 as printed | embedding: trace / rank | V | O | up",
             rows,
         )
         + "\n\n"

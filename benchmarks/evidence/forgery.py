@@ -54,8 +54,8 @@ def forgery_section(results: Results) -> str:
             table("edit, then repaired | nats before | after | verdict after | log10 p", repairs),
             "A forgery copies parts of the model into a stranger of the same shape that was trained from random "
             "weights. A whole copied layer is found, because these weights are shared. Copied rows of the embedding "
-            "are reported, but they are not enough for a verdict. Copied neurons count, whatever they do, if more than "
-            "half of the tested neurons of a layer are copies.",
+            "are reported, but they are not enough for a verdict. Copied neurons count, whatever they do, if they are "
+            "half of the tested neurons of a layer.",
             table("copied into the stranger | verdict | log10 p", forged),
         ]
     )

@@ -22,7 +22,7 @@ from mdir_hf.lineage.bom.result import result_without_hub
 from mdir_hf.lineage.cards.badge import make_badge
 from mdir_hf.lineage.cards.front_matter import parse_card, read_metadata, with_metadata
 from mdir_hf.lineage.cards.verify_badge import read_badge
-from mdir_hf.lineage.policy import ALL
+from mdir_hf.lineage.policy import Condition
 from mdir_hf.model.files import TensorSource, open_checkpoint
 from mdir_hf.model.files.adapters.config import read_adapter_config
 from mdir_hf.model.files.index import parse_index
@@ -285,7 +285,7 @@ def _badge(data: bytes) -> object:
 def _bom(data: bytes) -> object:
     document = read_bom(data, subject="bom.json")
     check = result_without_hub(document)
-    return repr(document), None if check is None else (str(check), check.failures(ALL))
+    return repr(document), None if check is None else (str(check), check.failures(frozenset(Condition)))
 
 
 REPORT = a_report()

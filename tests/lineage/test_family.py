@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from mdir_hf import compare
 from mdir_hf.cli import main
@@ -224,6 +224,17 @@ def test_an_adapter_with_changes_of_another_shape_is_not_one_of_its_base(hub, tm
     hub.add_repository("lab/adapter", adapter(tmp_path / "adapter", SIZES["hidden_size"] + 8))
     (base,) = find_family(NamedModel("lab/adapter"), None).declared.bases
     assert base.outcome == "not_measured" and "made for another base" in base.why_not
+
+
+def test_an_adapter_with_a_whole_tensor_of_another_width_does_not_fit(hub, tmp_path):
+    folder = adapter(tmp_path / "adapter", SIZES["hidden_size"])
+    tensors = load_file(folder / "adapter_model.safetensors")
+    n_rows, width = new_model(seed=0, **SIZES).model.layers[3].mlp.up_proj.weight.shape
+    tensors["base_model.model.model.layers.3.mlp.up_proj.weight"] = torch.ones(n_rows, width + 8)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    hub.add_repository("lab/adapter", folder)
+    (base,) = find_family(NamedModel("lab/adapter"), None).declared.bases
+    assert base.outcome == "not_measured" and "has shape" in base.why_not
 
 
 def test_layers_that_could_not_be_read_are_reported(index, monkeypatch):

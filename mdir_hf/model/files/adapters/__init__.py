@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -121,6 +122,22 @@ class AdaptedSource:
             self.spec(name)
         for name in self._token_rows:
             self._check_token_rows_fit(name, self.spec(name))
+        of_biases = {name: stored for name, (stored, _) in self._biases.items()} | self._bias_factors
+        for name, stored in of_biases.items():
+            if math.prod(self._adapter.spec(stored).shape) != math.prod(self.spec(name).shape):
+                raise self._other_base(name, self._adapter.spec(stored).shape)
+        base_names = frozenset(self._base.names())
+        for name, stored in self._replaced.items():
+            shape = self._adapter.spec(stored).shape
+            # An adapter may resize the vocabulary.
+            if name in base_names and shape[1:] != self._base.spec(name).shape[1:]:
+                raise self._other_base(name, shape)
+
+    def _other_base(self, name: str, shape: tuple[int, ...]) -> CorruptCheckpointError:
+        return self._corrupt(
+            f"the adapter's tensor for {name!r} has shape {shape}, which does not fit; the adapter was made for "
+            "another base"
+        )
 
     def contents(self) -> Iterator[StoredTensor]:
         """Yield every tensor, with adapter tensors assigned to the weights that they change."""

@@ -328,12 +328,12 @@ def _failures(check: LineageCheck, required: Set[Condition]) -> Iterator[Failure
         unread = base.report is None and base.not_compared is NotCompared.NOT_READ
         if unread or (Condition.BASES in required and not is_confirmed):
             yield Failure(Condition.BASES, f"{repo}: base {base.base} ({declared.source}): {_measured(base)}", unread)
-        if base.relation is None:
-            continue
-        is_open = declared.relation == "quantized" and base.relation.outcome is RelationOutcome.CANNOT_TELL
-        if base.relation.outcome is RelationOutcome.CONTRADICTED or (Condition.RELATIONS in required and is_open):
-            stated = f"{declared.relation} of {base.base}: {base.relation.outcome.words}"
-            yield Failure(Condition.RELATIONS, f"{repo}: {stated}: {base.relation.tested}")
+        outcome = None if base.relation is None else base.relation.outcome
+        needs_test = Condition.RELATIONS in required and declared.relation == "quantized"
+        if outcome is RelationOutcome.CONTRADICTED or (needs_test and outcome is not RelationOutcome.CONFIRMED):
+            tested = "" if base.relation is None else f": {base.relation.outcome.words}: {base.relation.tested}"
+            why = tested or f": not tested, because the base is not confirmed: {_measured(base)}"
+            yield Failure(Condition.RELATIONS, f"{repo}: {declared.relation} of {base.base}{why}")
 
 
 def _lines(check: LineageCheck) -> list[str]:

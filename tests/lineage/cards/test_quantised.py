@@ -248,6 +248,14 @@ def test_a_copy_without_a_code_cannot_be_told(serve):
     assert [failure.condition for failure in check.failures({Condition.RELATIONS})] == [Condition.RELATIONS]
 
 
+def test_a_relation_that_was_not_tested_does_not_meet_the_condition(serve):
+    serve("me/q", quantised(TUNE), card("ds/gone"))
+    check = verify("me/q")
+    assert check.bases[0].relation is None
+    (failure,) = check.failures({Condition.RELATIONS})
+    assert failure.condition is Condition.RELATIONS and "not tested" in failure.statement
+
+
 def test_fp8_is_tested_by_its_relative_step(serve, loopback_hub, tmp_path):
     def stored(name, state, base):
         codes = {}

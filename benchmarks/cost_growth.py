@@ -30,11 +30,14 @@ from mdir_hf.model.sources import Description, TensorSpec
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.model.tokens.tokens import VocabularyKind
 from mdir_hf.report import ModelSummary
-from mdir_hf.report.words import NOT_SEARCHED
+from mdir_hf.report.words import OF_MEMORY
 
 KINDS = ("copy", "fine-tune", "hidden", "stranger")
 RUN_ROWS = 16
 """Number of rows generated at a time."""
+
+DRAWN_ROWS = 4096
+"""Number of rows of a matrix generated at a time, which bounds the memory."""
 
 FINE_TUNED = 0.3
 """Noise of a fine-tune, in RMS of the weights; far more than training causes."""
@@ -248,7 +251,10 @@ class DrawnModel:
 
     def _drawn(self, name: str, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         started = time.thread_time()
-        weight = self._weight(name, rows).bfloat16().float()  # the usual storage dtype
+        weight = torch.empty(len(rows), self.spec(name).shape[1])
+        for start in range(0, len(rows), DRAWN_ROWS):
+            drawn = self._weight(name, rows[start : start + DRAWN_ROWS])
+            weight[start : start + DRAWN_ROWS] = drawn.bfloat16()  # the usual storage dtype
         self.drawing_s += time.thread_time() - started
         return weight
 
@@ -310,7 +316,7 @@ def measure(size: Size, kind: str) -> dict[str, object]:
     report = compare_models(base, candidate, Settings(), watch)
     cpu_s = time.process_time() - started - base.drawing_s - candidate.drawing_s
     for caveat in report.caveats:
-        if caveat.startswith(NOT_SEARCHED):
+        if caveat.endswith(OF_MEMORY):
             raise UnavailableError(caveat)
     whole = base.n_bytes + candidate.n_bytes
     return {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mdir_hf.model.comparable import Comparable, have_one_vocabulary
 from mdir_hf.report import MatrixResult, NeuronNumbers, n_bytes_text
-from mdir_hf.report.words import NOT_SEARCHED
+from mdir_hf.report.words import OF_MEMORY
 
 SAME_FILES = "Both models have the same weight files (one file on this disk, or equal SHA-256 digests)."
 NOT_YET = {
@@ -139,9 +141,19 @@ def of_spent_budget(error: Exception) -> str:
     return f"The models were not described further: {str(error).rstrip('.')}."
 
 
-def of_memory(n_bytes: int) -> str:
-    """Explain that steps were left out."""
-    return f"{NOT_SEARCHED}: that takes {n_bytes_text(n_bytes)} of memory (--max-memory)."
+def of_unsearched_copies(left_out: Mapping[str, int]) -> tuple[str, ...]:
+    """Explain which copies were not searched. ``left_out`` has the memory of the steps that did not fit, by name."""
+    kinds = {"noise": "under noise", "keys": "with reordered neurons"}
+    n_bytes = {kind: left_out[name] for name, kind in kinds.items() if name in left_out}
+    if not n_bytes:
+        return ()
+    which = f" {next(iter(n_bytes))}" if len(n_bytes) == 1 else f" {', or '.join(n_bytes)},"
+    return (f"Copies{which} were not searched: that takes {n_bytes_text(max(n_bytes.values()))} {OF_MEMORY}",)
+
+
+def of_large_embeddings(n_bytes: int) -> str:
+    """Explain that the embeddings do not fit in memory."""
+    return f"The embeddings were not compared: that takes {n_bytes_text(n_bytes)} {OF_MEMORY}"
 
 
 def of_unusable_tokenizer(error: Exception) -> str:

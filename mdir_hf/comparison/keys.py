@@ -148,7 +148,12 @@ class HeadKeys:
         """Number of bytes that are read of one head of the first layer."""
         keys, layer = self._layers[self.positions[0]], self.model.anatomy.layers[self.positions[0]]
         spec = self.model.tensors.spec((keys.part or layer.parts[Role.K]).tensors[0])
-        return keys.head_dim * self.model.anatomy.hidden_size * spec.n_bytes // max(1, math.prod(spec.shape))
+        return self.values_of_head * spec.n_bytes // max(1, math.prod(spec.shape))
+
+    @property
+    def values_of_head(self) -> int:
+        """Number of values of one head of the first layer."""
+        return self._layers[self.positions[0]].head_dim * self.model.anatomy.hidden_size
 
     def read(self, positions: Iterable[int], heads: Sequence[int] | None = None) -> None:
         """Read some heads of each of some layers, or all heads."""
@@ -225,6 +230,20 @@ def head_keys(models: tuple[PlacedTensors, PlacedTensors]) -> tuple[HeadKeys, He
             )
             return first, second
     return None
+
+
+def most_key_values(models: tuple[PlacedTensors, PlacedTensors]) -> int:
+    """Return the largest number of key values that :func:`compare_heads` reads of both models together, from headers.
+
+    Raises:
+        AnatomyError: If a tensor cannot be divided into the rows of its role.
+    """
+    n_values = 0
+    for reader in head_keys(models) or ():
+        n_heads, n_layers = reader.most_heads, len(reader.positions)
+        n_read = (n_layers_read(n_heads) + NOMINATED_PAIRS) * n_heads + n_heads_read(n_heads, n_layers) * n_layers
+        n_values += min(n_read, n_layers * n_heads) * reader.values_of_head
+    return n_values
 
 
 SURVEYED_BYTES, FEWEST_SURVEYED, MOST_SURVEYED = 16 << 20, 8, 64

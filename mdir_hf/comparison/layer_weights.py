@@ -31,6 +31,9 @@ KEPT_BYTES = 160 << 20
 """Maximum bytes kept in memory per model and role. The V matrices of eight layers of Llama-3.1-8B fit, even in
 float32."""
 
+CONVERTED_ROWS = 1024
+"""Number of rows of a whole matrix that are converted at once."""
+
 STORED_BYTES = 4
 """Upper bound on the bytes per cached weight. Most models use two."""
 
@@ -135,6 +138,19 @@ class RoleReader:
         rows = self.folded(position)[channels] if cached is None else self._folded(cached)
         lengths: torch.Tensor = rows.float().norm(dim=1)
         return lengths
+
+    def unit_rows_and_lengths(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read a layer's whole matrix as float32 unit rows, and return the lengths of the rows before normalisation.
+
+        Rows are converted in blocks, so that only the stored and the unit rows are in memory.
+        """
+        stored_rows = self._whole(position)
+        rows = torch.empty(stored_rows.rows.shape, dtype=torch.float32)
+        lengths = torch.empty(len(rows), dtype=torch.float32)
+        for block in torch.split(torch.arange(len(rows)), CONVERTED_ROWS):
+            folded = self._folded(_StoredRows(stored_rows.rows[block], stored_rows.gain))
+            rows[block], lengths[block] = unit_rows(folded).float(), folded.float().norm(dim=1)
+        return rows, lengths
 
     def folded(self, position: int) -> torch.Tensor:
         """Read a layer's whole matrix with the gain folded in and row lengths unchanged."""

@@ -62,6 +62,7 @@ class Measurements:
         printed: Algorithm 1 as printed.
         parts: Compared pairs of other stacks and of expert sets; empty if there are none.
         notes: Sentences on weights that could not be compared.
+        left_out: Names of steps that do not fit in memory.
         not_yet: Sentences about the remaining steps, in interim reports.
     """
 
@@ -87,6 +88,7 @@ class Measurements:
     modules: tuple[ModuleResult, ...] | None = None
     parts: tuple[StackPair, ...] | None = None
     notes: tuple[str, ...] = ()
+    left_out: frozenset[str] = frozenset()
     not_yet: tuple[str, ...] = ()
 
     @property

@@ -26,7 +26,7 @@ CANDIDATES = 8
 cancel each other may be added with the direction of a gate, but another length or bias."""
 
 BLOCK = 1024
-"""Number of neurons whose candidates are gathered at once: 0.2 GB at a width of 7,168."""
+"""Number of neurons that are compared, or whose candidates are gathered, at once: 0.2 GB at a width of 7,168."""
 
 CONTRADICTION, MOST_BY_GATE_ALONE = 0.5, 0.125
 """If up is less similar than the gate by more than the first value for more than this share of the partners, the
@@ -120,14 +120,14 @@ class _Layer:
         """Reader of the gate, or of up if there is no gate."""
         return RoleReader(self.model, self.roles[0], (self.place,))
 
-    @property
-    def first(self) -> torch.Tensor:
-        """Unit rows of the whole gate, or of up if there is no gate."""
-        return self.reader.read(self.place, None).float()
+    @cached_property
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Unit rows of the whole gate, or of up if there is no gate, and the lengths of the stored rows."""
+        return self.reader.unit_rows_and_lengths(self.place)
 
     def partners(self, carried: list[torch.Tensor], device: str) -> _Partners:
         """Find the partner of each carried neuron, and the sign of its up."""
-        first = self.first
+        first, _ = self.whole
         candidates, cosines, stream_sign = _most_similar(carried[0], first, device)
         # Only neurons parallel to the most similar one are read, so that few rows of up are scattered over the file.
         is_parallel = _cosines_with(first[candidates[:, 0]], first, candidates) > EQUAL_COSINE
@@ -137,7 +137,8 @@ class _Layer:
         rows = self.summed(self.classes(chosen, device))  # (chosen, width)
         along = torch.zeros_like(cosines)
         if len(self.roles) > 1:
-            along = stream_sign * _cosines_with(*_in_common(carried[1], rows), at)
+            ups, covered = _covered(carried[1])
+            along = stream_sign * _cosines_with(ups, unit_rows(rows[:, covered]), at)
         best = torch.where(rows.any(dim=1)[at], cosines + along.abs(), -torch.inf).argmax(dim=1)
         index = torch.arange(len(candidates))
         found = [first[candidates[index, best]], rows[at[index, best]]][-len(self.roles) :]
@@ -152,9 +153,8 @@ class _Layer:
         """Return the neurons equal to each chosen one."""
         if self.up is not Role.UP:  # channels of a mixer with equal rows may differ in their convolution and decay
             return list(chosen[:, None])
-        lengths = self.reader.folded(self.place).float().norm(dim=1)
         bias = bias_of(self.model, self.place, self.roles[0])
-        return equal_neurons(self.first, lengths, chosen, bias=bias, device=device)
+        return equal_neurons(*self.whole, chosen, bias=bias, device=device)
 
     def summed(self, classes: list[torch.Tensor]) -> torch.Tensor:
         """Return one up row for each class, ``(classes, width)``; zero if its members cancel each other."""
@@ -177,8 +177,11 @@ def _most_similar(carried: torch.Tensor, rows: torch.Tensor, device: str) -> tup
 
     Neurons and cosines are ``(k, candidates)``.
     """
-    x, y = _in_common(carried.to(device), rows.to(device))
-    cosines = (x @ y.T).cpu()
+    x, covered = _covered(carried)
+    x = x.to(device)
+    cosines = torch.cat(
+        [(x @ unit_rows(of_block[:, covered].to(device)).T).cpu() for of_block in torch.split(rows, BLOCK)], dim=1
+    )
     n_candidates = min(CANDIDATES, cosines.shape[1])
     # Keys and queries do not determine the sign of the stream, and neither does a map fitted on keys.
     is_same_sign = bool(cosines.amax(dim=1).mean() >= -cosines.amin(dim=1).mean())
@@ -193,9 +196,8 @@ def _cosines_with(x: torch.Tensor, rows: torch.Tensor, candidates: torch.Tensor)
     return torch.cat([torch.einsum("kd,kcd->kc", of_block, rows[numbers]) for of_block, numbers in blocks])
 
 
-def _in_common(carried: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return unit rows in the channels that the residual map covers."""
+def _covered(carried: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | slice]:
+    """Return unit rows in the channels that the residual map covers, and these channels."""
     is_covered = carried.any(dim=0)
-    if not bool(is_covered.all()):
-        carried, rows = carried[:, is_covered], rows[:, is_covered]
-    return unit_rows(carried), unit_rows(rows)
+    covered = slice(None) if bool(is_covered.all()) else is_covered.nonzero()[:, 0]
+    return unit_rows(carried[:, covered]), covered

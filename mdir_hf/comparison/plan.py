@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 
+from mdir_hf.comparison.keys import most_key_values
 from mdir_hf.comparison.layer_weights import layers_with, stored_n_bytes
 from mdir_hf.comparison.neuron_layers import GATE_OF, n_neurons_of, neuron_layers, neuron_role, with_first_experts
 from mdir_hf.comparison.neuron_sample import (
@@ -42,6 +43,14 @@ SEARCHES = 4
 embeddings."""
 
 
+LOOK_MATRICES = 8
+"""Number of square float32 matrices that a matching of channels takes: 6 of 8,192 channels were measured."""
+
+BYTES_PER_KEY = 7
+"""Memory for each key value, as stored and in float32, with the holes that freed rows leave: 2.15 GB were measured
+where at most 302 million values are read."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """Planned reads of a comparison.
@@ -50,17 +59,22 @@ class ReadPlan:
         steps: Upper bounds on the bytes that each step reads, in order, keyed by name. A step runs only if the steps
             before it do not settle the question, except for those that the level requires.
         opening_bytes: Bytes of both models' headers and configs.
-        peak_memory_bytes: Estimated peak memory.
-        least_memory_bytes: The same without the steps that hold many rows, which can be left out.
+        least_memory_bytes: Estimated memory of the steps that cannot be left out.
+        memory: Estimated memory of the other steps, keyed by name.
         level: Level of the comparison.
     """
 
     steps: tuple[tuple[str, int], ...]
     bytes_of_weights: int
-    peak_memory_bytes: int
     least_memory_bytes: int
+    memory: tuple[tuple[str, int], ...]
     level: Level
     opening_bytes: int = 0
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Estimated memory if no step is left out."""
+        return max(self.least_memory_bytes, *dict(self.memory).values())
 
     @property
     def n_bytes(self) -> tuple[int, int]:
@@ -88,12 +102,15 @@ def plan_comparison(reference: Comparable, candidate: Comparable, settings: Sett
         steps["layers"] = bytes_of_weights
     if level.runs_paper:
         steps["paper"] = bytes_of_weights
-    least_memory = BASE_MEMORY_BYTES + (_memory_of_paper(models) if level.runs_paper else 0)
     return ReadPlan(
         steps=tuple((name, n_bytes) for name, n_bytes in steps.items() if n_bytes),
         bytes_of_weights=bytes_of_weights,
-        peak_memory_bytes=least_memory + _memory_of_many_rows(models),
-        least_memory_bytes=least_memory,
+        least_memory_bytes=BASE_MEMORY_BYTES + (_memory_of_paper(models) if level.runs_paper else 0),
+        memory=tuple(
+            (name, BASE_MEMORY_BYTES + n_bytes)
+            for name, n_bytes in _memory_of_steps(models).items()
+            if name != "embeddings" or steps[name]
+        ),
         level=level,
     )
 
@@ -147,16 +164,27 @@ def _bytes_of_embeddings(reference: Comparable, candidate: Comparable) -> int:
     return 0
 
 
-def _memory_of_many_rows(models: tuple[Comparable, ...]) -> int:
-    width = max(model.anatomy.hidden_size for model in models)
+def _memory_of_steps(models: tuple[Comparable, Comparable]) -> dict[str, int]:
+    """Return the memory of the steps that can be left out, keyed by name."""
+    square = 4 * max(model.anatomy.hidden_size for model in models) ** 2
+    keys, gate = 0, 0
+    with suppress(AnatomyError, UnsupportedFormatError):
+        keys = BYTES_PER_KEY * most_key_values(models)
+    with suppress(AnatomyError, UnsupportedFormatError):
+        # Gates of both layers as float32 unit rows, and one as stored.
+        gate = max(3 * 4 * _n_gate_values(model) for model in models)
+    look, search = LOOK_MATRICES * square, gate + 2 * square
     # Both models' fitted rows in float32, one model's rows while they are read, and about 17 square matrices for
     # whitening, or for the cosines of a search: a comparison at the width of DeepSeek-V3 took 6.9 GB.
-    rows = 4 * width * (3 * NOISE_ROWS_PER_CHANNEL + 17) * width
-    gates = 0
-    with suppress(AnatomyError, UnsupportedFormatError):
-        # The gate of a search as stored, in float32, and a normalised copy.
-        gates = 5 * max(_bytes_of_neurons(model, neuron_layers(model)) for model in models)
-    return max(rows, gates)
+    noise = max((3 * NOISE_ROWS_PER_CHANNEL + 17) * square, search)
+    # Freed keys leave holes that larger matrices do not fit.
+    return {"noise": noise, "keys": keys + max(look, search), "embeddings": keys + look, "search": keys + search}
+
+
+def _n_gate_values(model: Comparable) -> int:
+    """Return the number of values of one layer's gate."""
+    places = neuron_layers(model)
+    return n_neurons_of(model)[places[0]] * model.anatomy.hidden_size if places else 0
 
 
 def _memory_of_paper(models: tuple[Comparable, ...]) -> int:
@@ -171,19 +199,21 @@ def _largest(model: Comparable) -> list[str]:
     return [name for name in names if name in model.tensors.names()]
 
 
-def has_room_for_many_rows(plan: ReadPlan, max_memory_bytes: int | None) -> bool:
-    """Return whether the steps that hold many rows fit in memory, too. None allows all of the machine's memory.
+def steps_without_room(plan: ReadPlan, max_memory_bytes: int | None) -> dict[str, int]:
+    """Return the steps that do not fit in memory, with the bytes that they need. None allows the machine's memory.
 
     Raises:
-        MemoryBudgetError: If not even the other steps fit.
+        MemoryBudgetError: If not even the steps that cannot be left out fit.
     """
     allowed = max_memory_bytes if max_memory_bytes is not None else _machine_memory_bytes()
-    if allowed is not None and plan.least_memory_bytes > allowed:
+    if allowed is None:
+        return {}
+    if plan.least_memory_bytes > allowed:
         raise MemoryBudgetError(
             f"this comparison needs about {n_bytes_text(plan.least_memory_bytes)} of memory, and "
             f"{n_bytes_text(allowed)} are allowed; use level 'auto', or a machine with more memory"
         )
-    return allowed is None or plan.peak_memory_bytes <= allowed
+    return {name: n_bytes for name, n_bytes in plan.memory if n_bytes > allowed}
 
 
 def _machine_memory_bytes() -> int | None:

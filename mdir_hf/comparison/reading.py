@@ -65,11 +65,13 @@ class FiniteRows:
 def narrowed(rows: torch.Tensor) -> torch.Tensor:
     """Convert rows to 16 bits to save memory, if that is lossless."""
     for dtype in (torch.bfloat16, torch.float16):
-        narrow = rows.to(dtype)
-        if torch.equal(narrow.to(rows.dtype), rows):
-            return narrow
+        if all(torch.equal(block.to(dtype).to(rows.dtype), block) for block in torch.split(rows, CHECKED_ROWS)):
+            return rows.to(dtype)
     return rows
 
+
+CHECKED_ROWS = 1024
+"""Number of rows that are converted at once to see whether that is lossless."""
 
 KEPT_BYTES = 160 << 20
 """Maximum bytes of shared tensors kept per model; beyond that, tensors are read again. GPT-2 has 42 MB of shared

@@ -12,7 +12,7 @@ from mdir_hf.comparison.layer_table import describe_layers
 from mdir_hf.comparison.measurements import Measurements, report_on
 from mdir_hf.comparison.neuron_sample import draw_sample_seed
 from mdir_hf.comparison.paper import run_algorithms
-from mdir_hf.comparison.plan import has_room_for_many_rows, plan_comparison
+from mdir_hf.comparison.plan import plan_comparison, steps_without_room
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.reading import read_closely
 from mdir_hf.comparison.settings import Settings
@@ -32,9 +32,6 @@ BY_NEURONS: tuple[tuple[str, Step], ...] = (
     ("every", steps.compare_every_layer),
 )
 """Steps that settle a yes, cheapest first, without tokens or embeddings. A step runs only if the question is open."""
-
-MANY_ROWS = ("noise", "keys")
-"""Steps, and all those behind agreement, that are left out if their rows do not fit in memory."""
 
 BEHIND_AGREEMENT: tuple[tuple[str, Step], ...] = (
     ("noise", steps.compare_under_noise),
@@ -61,7 +58,7 @@ def compare_models(
         MdirError: If an argument is invalid or the files cannot be read.
     """
     plan = plan_comparison(reference, candidate, settings)
-    has_room = has_room_for_many_rows(plan, settings.max_memory_bytes)
+    left_out = steps_without_room(plan, settings.max_memory_bytes)
     watch.planned(replace(plan, opening_bytes=watch.n_bytes))
     agreement = with_agreed_roles(reference, candidate)
     reference, candidate = agreement.models
@@ -75,20 +72,24 @@ def compare_models(
         tensors=(read_closely(reference), read_closely(candidate)),
         sample_seed=_fresh_seed(reference, candidate) if sample_seed is None else sample_seed,
         is_sample_fresh=settings.sample_seed is None,
+        left_out=frozenset(left_out),
     )
     with one_pool():
         measurements = steps.compare_files(measurements)
         if measurements.files_are_equal and not settings.level.describes_layers:
             return with_direction(measurements, watch)
         for name, step in BY_NEURONS:
-            if not measurements.is_settled and (has_room or name not in MANY_ROWS):
+            if not measurements.is_settled and name not in left_out:
                 measurements = _run(name, step, measurements, watch)
-        if not measurements.is_settled and not has_room:
-            measurements = steps.with_notes(measurements, caveats.of_memory(plan.peak_memory_bytes))
+        if not measurements.is_settled:
+            measurements = steps.with_notes(measurements, *caveats.of_unsearched_copies(left_out))
         if not measurements.is_settled or settings.describes or settings.level.describes_layers:
-            measurements = _run("embeddings", steps.look_at_embeddings, measurements, watch)
+            if "embeddings" in left_out:
+                measurements = steps.with_notes(measurements, caveats.of_large_embeddings(left_out["embeddings"]))
+            else:
+                measurements = _run("embeddings", steps.look_at_embeddings, measurements, watch)
         for name, step in BEHIND_AGREEMENT:
-            if not measurements.is_settled and has_room and steps.agrees_elsewhere(measurements):
+            if not measurements.is_settled and name not in left_out and steps.agrees_elsewhere(measurements):
                 measurements = _run(name, step, measurements, watch)
         if measurements.parts is None:
             measurements = _run("parts", steps.compare_parts, measurements, watch)

@@ -312,13 +312,13 @@ def _search(
 ) -> Measurements:
     """Search partners of sampled neurons behind each map, in at most two pairs of layers, until a pair matches.
 
-    If none matches, the first pair is searched again, and the rotation is fitted to more rows.
+    If none matches, the first pair is searched again, and the rotation is fitted to more rows, if these fit in memory.
     """
     n_many = NOISE_ROWS_PER_CHANNEL * max(model.anatomy.hidden_size for model in measurements.models)
     for residual_map in residual_maps:
         for pair, n_rows in [
             *((pair, FITTED_ROWS) for pair in pairs[:MOST_SEARCHED]),
-            *((p, n_many) for p in pairs[:1]),
+            *((p, n_many) for p in pairs[:1] if "noise" not in measurements.left_out),
         ]:
             samples = search_neurons(
                 measurements.tensors,

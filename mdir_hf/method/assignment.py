@@ -16,5 +16,6 @@ def best_assignment(scores: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], np
     """
     from scipy.optimize import linear_sum_assignment  # imported here, because most comparisons end without it
 
-    rows, columns = linear_sum_assignment(scores, maximize=True)
+    # SciPy copies float32 scores to float64, and copies them again to negate them.
+    rows, columns = linear_sum_assignment(np.negative(scores, dtype=np.float64))
     return rows, columns

@@ -9,7 +9,7 @@ from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.parts import ExpertName, LayerTable, StackPair
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Outcome, Reason, SettledBy, Verdict
-from mdir_hf.report.words import NOT_SEARCHED, counted, not_compared_text, percent_text, unmatched_share, unmatched_text
+from mdir_hf.report.words import OF_MEMORY, counted, not_compared_text, percent_text, unmatched_share, unmatched_text
 
 NAME_LENGTH = 48
 NOTHING_FOUND = "No shared weights were found"
@@ -64,8 +64,9 @@ def warning_of(report: HomologyReport) -> str | None:
         return visible_text(report.caveats[0], length=LONGEST_CAUSE)
     if report.verdict is not Verdict.NO_EVIDENCE:
         return NEITHER
-    if any(caveat.startswith(NOT_SEARCHED) for caveat in report.caveats):
-        return f"{NOT_SEARCHED}: there was too little memory. {NO_PROOF}"
+    left_out = next((caveat for caveat in report.caveats if caveat.endswith(OF_MEMORY)), None)
+    if left_out is not None:
+        return f"{left_out.partition(':')[0]}: there was too little memory. {NO_PROOF}"
     n_agreeing = _n_agreeing_projections(report)
     if n_agreeing:
         rows = f"Sampled rows of {counted(n_agreeing, 'projection')} agree"

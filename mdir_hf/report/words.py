@@ -85,8 +85,8 @@ DOES_NOT_MEAN = {
     ),
 }
 
-NOT_SEARCHED = "Copies under noise, or with reordered neurons, were not searched"
-"""Beginning of the caveat that names steps that did not fit in memory."""
+OF_MEMORY = "of memory (--max-memory)."
+"""End of a caveat that names a comparison that did not fit in memory."""
 
 _NO_DIRECTION = "A comparison has no direction, and a shared random seed counts as shared ancestry."
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from mdir_hf import HomologyReport, SettledBy, Verdict, compare
+from mdir_hf import HomologyChecker, HomologyReport, SettledBy, Verdict, compare
 from tests.comparison.relatives import (
     SIZES,
     drift,
@@ -37,6 +37,25 @@ def test_a_whole_obfuscation_is_found_by_its_keys(architecture, save):
     assert report.log10_p is None and not report.p_is_bound
     assert report.agreement == "all 64 tested neurons match"
     assert HomologyReport.from_json(report.to_json()) == report
+
+
+def test_keys_find_a_relative_if_the_rows_of_the_noise_step_do_not_fit_in_memory(save):
+    model = new_model(seed=0, **SIZES)
+    paths = [save(each, name) for each, name in ((model, "base"), (obfuscate(model, seed=3)[0], "hidden"))]
+    checker = HomologyChecker.from_pretrained(paths[0])
+    plan = checker.plan(paths[1])
+    memory = dict(plan.memory)
+    assert memory["keys"] < memory["noise"]
+    report = checker.compare(paths[1], max_memory_bytes=memory["noise"] - 1, progress=False)
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.KEYS)
+    assert not any("--max-memory" in caveat for caveat in report.caveats)
+    stranger = save(new_model(seed=8, **SIZES), "stranger")
+    report = checker.compare(stranger, max_memory_bytes=memory["noise"] - 1, progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE and report.matrices
+    assert report.warning.startswith("Copies under noise were not searched: there was too little memory.")
+    report = checker.compare(stranger, max_memory_bytes=plan.least_memory_bytes, progress=False)
+    assert not report.matrices
+    assert any(caveat.startswith("The embeddings were not compared: that takes 4") for caveat in report.caveats)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mdir_hf.comparison import layer_weights
 from mdir_hf.comparison.neuron_layers import bias_of, n_neurons_of, neuron_layers, neuron_role
 from mdir_hf.comparison.neuron_search import CANDIDATES, search_neurons
 from mdir_hf.errors import AnatomyError
@@ -219,7 +220,9 @@ def test_neurons_that_cancel_are_no_partners(base, opened):
     assert counted(opened(base), opened(framed)).certain <= 4
 
 
-def test_a_search_reads_one_gate_and_few_rows(base, opened, monkeypatch):
+@pytest.mark.parametrize("n_kept_bytes", [layer_weights.KEPT_BYTES, 0])
+def test_a_search_reads_one_gate_once_and_few_rows(base, opened, monkeypatch, n_kept_bytes):
+    monkeypatch.setattr(layer_weights, "KEPT_BYTES", n_kept_bytes)
     big = {**SIZES, "intermediate_size": 8192, "hidden_size": 64}
     reference = opened(new_model(seed=0, **big))
     read, whole = [], []

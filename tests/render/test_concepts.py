@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mdir_hf import HomologyReport
+from mdir_hf.comparison import caveats
 from mdir_hf.render import sentence
 from mdir_hf.render.sentence import names_of
 from mdir_hf.report.concepts import CONCEPTS, concepts_in, words_of
@@ -42,7 +43,8 @@ def answers() -> list[str]:
         *templates,
         sentence.NO_PROOF,
         sentence.NEITHER,
-        sentence.NOT_SEARCHED,
+        *(text.partition(":")[0] for text in caveats.of_unsearched_copies({"noise": 1, "keys": 1})),
+        caveats.of_large_embeddings(1).partition(":")[0],
         "NO EVIDENCE",
         "INCONCLUSIVE",
     ]

@@ -418,7 +418,7 @@ def plan(level="auto", **changes):
     fields = {
         "steps": steps,
         "bytes_of_weights": 16_000_000,
-        "peak_memory_bytes": 450_000_000,
+        "memory": (("keys", 450_000_000),),
         "least_memory_bytes": 430_000_000,
         "level": Level(level),
     }

@@ -95,7 +95,11 @@ def look_at_rows(
 
 
 def _matchings(polar: torch.Tensor, level: float, must_be_robust: bool, *, own_order: bool) -> Iterator[Matching]:
-    """Yield significant greedy matchings, the matching by channel number, and the best matchings."""
+    """Yield significant greedy matchings, the matching by channel number, and the best matchings.
+
+    Most time would go into best matchings of unrelated models. If no unsigned matching can be significant, a greedy one
+    describes the factor.
+    """
     for signed in (False, True):
         quick = quick_matching(polar, signed=signed, log_alpha=level, must_be_robust=must_be_robust)
         if quick is not None:
@@ -103,7 +107,9 @@ def _matchings(polar: torch.Tensor, level: float, must_be_robust: bool, *, own_o
     if own_order:
         yield matching_in_order(polar)
     for signed in (False, True):
-        matching = best_matching(polar, signed=signed, log_alpha=level if signed else None)
+        matching = best_matching(polar, signed=signed, log_alpha=level)
+        if matching is None and not signed:
+            matching = quick_matching(polar, signed=False)
         if matching is not None:
             yield matching
 

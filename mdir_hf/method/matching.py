@@ -99,9 +99,9 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
 
 
 def quick_matching(
-    polar: torch.Tensor, *, signed: bool, log_alpha: float, must_be_robust: bool = True
+    polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None, must_be_robust: bool = True
 ) -> Matching | None:
-    """Find a matching greedily, or return None if it is not significant.
+    """Find a matching greedily, or return None if it is not significant at ``log_alpha``.
 
     With ``must_be_robust``, it must also be significant without the best half of its channels. Takes O(n^2) time.
     """
@@ -110,7 +110,7 @@ def quick_matching(
         return None
     matching = factor.weigh(factor.columns if factor.is_optimal else _greedy(factor.weights))
     decisive = max(matching.log_p, matching.log_p_robust) if must_be_robust else matching.log_p
-    return matching if decisive < log_alpha else None
+    return matching if log_alpha is None or decisive < log_alpha else None
 
 
 def matching_in_order(polar: torch.Tensor) -> Matching:

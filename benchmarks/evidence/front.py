@@ -169,7 +169,7 @@ def _costs(rows: list[Row], pages: str) -> str:
         [
             "## Cost of a comparison",
             "MB read, requests, and seconds of one core, on weights in the shapes of published models that are drawn "
-            "when they are read. An empty cell needs more memory than the machine has (24 GB). "
+            "when they are read. "
             f"[All rows]({pages}/cost-by-size.md).",
             "![GB read and processor seconds against billions of parameters](../benchmarks/results/cost-growth.png)",
             table("shape of | fine-tune | rotated, heads and neurons reordered | stranger", body),

@@ -312,7 +312,7 @@ def _search(
 ) -> Measurements:
     """Search partners of sampled neurons behind each map, in at most two pairs of layers, until a pair matches.
 
-    If none matches, the first pair is searched again, and the rotation is fitted to more rows, if these fit in memory.
+    If none matches, the first pair is searched again, and the rotation is fitted to more rows, if they fit in memory.
     """
     n_many = NOISE_ROWS_PER_CHANNEL * max(model.anatomy.hidden_size for model in measurements.models)
     for residual_map in residual_maps:

@@ -97,8 +97,8 @@ def look_at_rows(
 def _matchings(polar: torch.Tensor, level: float, must_be_robust: bool, *, own_order: bool) -> Iterator[Matching]:
     """Yield significant greedy matchings, the matching by channel number, and the best matchings.
 
-    Most time would go into best matchings of unrelated models. If no unsigned matching can be significant, a greedy one
-    describes the factor.
+    The best matching of unrelated models would take most of the time of a look. If no unsigned matching can be
+    significant, a greedy one describes the factor.
     """
     for signed in (False, True):
         quick = quick_matching(polar, signed=signed, log_alpha=level, must_be_robust=must_be_robust)

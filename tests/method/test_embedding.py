@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from mdir_hf.method import matching
+from mdir_hf.method.assignment import best_assignment
 from mdir_hf.method.embedding import (
     BLOCK_ROWS,
     FEWEST_BLOCK_ROWS,
@@ -341,3 +343,17 @@ def test_blocks_hold_at_most_32_mebibytes_unless_rows_are_very_wide(width, expec
 )
 def test_the_sentence_says_whether_the_assumption_holds(rank, stand_out, log10_p, words):
     assert words in printed_text(PrintedAlgorithm1(300, 12.0, rank, 24, log10_p, stand_out))
+
+
+def test_unrelated_rows_need_no_assignment_of_all_channels(monkeypatch):
+    n_assigned = []
+
+    def counting(scores):
+        n_assigned.append(len(scores))
+        return best_assignment(scores)
+
+    monkeypatch.setattr(matching, "best_assignment", counting)
+    rows = [torch.randn(64, 600, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    look = look_at_rows(*rows, log_alpha=math.log(1e-10), own_order=False)
+    assert look is not None and not look.is_significant and len(look.matching.reference) == 600
+    assert max(n_assigned) <= matching.GREEDY_REST

@@ -37,7 +37,7 @@ from mdir_hf import HomologyChecker, HomologyReport
 
 BASE = "smollm2-135m-instruct"
 DRAWS = 10
-RATES, STEPS = (1e-3, 3e-3, 1e-2), (100, 300, 1000)
+RATES, STEPS = (1e-3, 3e-3, 1e-2), (100, 1000)
 
 Weights = dict[str, torch.Tensor]
 Change = Callable[[Weights, float, torch.Generator], Weights]

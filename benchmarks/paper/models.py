@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -41,15 +41,11 @@ RETOKENISED_STEPS = (25, 50, 100, 150, 200, 300, 400, 600)
 
 PRUNED_WIDTH = 96
 SMALL, SMALL_STEPS = Shape(1024, 128, 384, 4, 8, 8, 16, True), 2500
-"""A smaller model that can be trained longer, for new embeddings with a slow or frozen body, and the training steps of
-its base, with batches twice as large."""
+"""A smaller model that can be trained longer, for new embeddings with a frozen body, and the training steps of its
+base, with batches twice as large."""
 
 EMBEDDED_STEPS = (50, 250, 500, 1000, 2000, 4000)
 """Steps at which its new embeddings are measured; the last is the end of training."""
-
-# New embeddings for the small base: the body's learning rate relative to theirs.
-SLOW = 1 / 300
-EMBEDDED = {"slow": SLOW, "held": 0.0}
 
 PAPER_WIDTH = 896
 """Width of Qwen2.5-0.5B; the paper replaces its embeddings."""
@@ -98,13 +94,11 @@ def built(name: str) -> Path:
     """Return the folder of a model, training it if necessary.
 
     Args:
-        name: One of ``BASES``, ``fine-tuned``, ``upscaled``, ``pruned``, ``small``, or ``retokenised`` or one of
-            ``EMBEDDED`` with ``-STEP``.
+        name: One of ``BASES``, ``fine-tuned``, ``upscaled``, ``pruned``, ``small``, or ``retokenised`` or ``frozen``
+            with ``-STEP``.
     """
     training, _, step = name.rpartition("-")
-    makers: dict[str, Callable[[Path], None]] = {"retokenised": _retokenise} | {
-        each: partial(_embed, each) for each in EMBEDDED
-    }
+    makers = {"retokenised": _retokenise, "frozen": _embed}
     if training in makers:
         return build_once(folder_of(training), makers[training]) / step
     return build_once(folder_of(name), _train_small if name == "small" else partial(_build, name))
@@ -218,27 +212,21 @@ def _train_small(folder: Path) -> None:
         save(model, learnt, folder, losses, "code")
 
 
-def _embed(name: str, folder: Path) -> None:
-    """Learn new embeddings for another tokenizer for the small base, with a slow or frozen body.
+def _embed(folder: Path) -> None:
+    """Learn new embeddings for another tokenizer for the small base, with a frozen body.
 
     As in the paper, there is no warm-up, and the rate falls quadratically to 0. The new embeddings use weight decay,
     because with Adam a rare row takes a full step whenever it has a gradient, and would drift away.
     """
-    body_share = EMBEDDED[name]
     learnt = small_text(SMALL.vocabulary, is_other=True)
     with seeded_single_thread(5):
         model = load(built("small"))
         embedding = model.get_input_embeddings().weight
         with torch.no_grad():
             embedding.copy_(1e-3 * embedding.std() * torch.randn(embedding.shape))
-        body = [weight for weight in model.parameters() if weight is not embedding]
-        for weight in body:
-            weight.requires_grad_(body_share > 0)
-        groups = [
-            {"params": [embedding], "lr": 1e-2, "weight_decay": 0.3},
-            {"params": body if body_share else [], "lr": 1e-2 * body_share, "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+        for weight in model.parameters():
+            weight.requires_grad_(weight is embedding)
+        optimizer = torch.optim.AdamW([embedding], lr=1e-2, weight_decay=0.3, betas=(0.9, 0.95), fused=True)
         n_steps, tokens = max(EMBEDDED_STEPS), learnt.learnt["code"]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 - step / n_steps) ** 2)
         order = torch.Generator().manual_seed(3)

@@ -200,16 +200,14 @@ TRAINED = {
         Trained(
             "half-width-tuned", "half of the channels cut, then trained", _edited_and_tuned("half-width", rate=3e-4)
         ),
-        Trained("distilled", "a student of this model, from random weights", _distilled, steps=60, is_related=False),
+        Trained("distilled", "a student of this model, from random weights", _distilled, is_related=False),
         Trained(
             "pruned-distilled",
             "half of the channels, layers and neurons kept, then distilled from the whole model, peak rate 1e-3",
             _pruned_and_distilled,
-            steps=200,
+            steps=100,
         ),
-        Trained(
-            "from-random", "the same shape, trained from random weights for as many steps", _from_random, 60, False
-        ),
+        Trained("from-random", "the same shape, trained from random weights", _from_random, is_related=False),
         Trained("random", "the same shape, random weights", lambda model, *_: (_random(model), []), 0, False),
     )
 }

@@ -47,7 +47,7 @@ OF_MIDDLE = (
         "rescaled",
     ),
     *("split-neurons", "outliers", "noisy-axes", "rotated-noise-1", "random", "gguf-q4_k", "gptq-4"),
-    *("awq", "nf4-nested", "fp8-block", "lora", "tuned-1e-4"),
+    *("awq", "nf4-nested", "fp8-block", "lora"),
 )
 """Derivatives that are also made from the half-billion model, with biases in attention and other widths. 25 GB."""
 

@@ -291,21 +291,29 @@ def _read(choice: _Choice) -> NeuronSample:
     order = np.sort(choice.numbers)
     at, rows = torch.from_numpy(np.searchsorted(order, choice.numbers)), torch.from_numpy(order)
     n_fitted = len(choice.numbers) - choice.n_tested
-    in_spans, whole = [], []
+    width = choice.model.anatomy.hidden_size
+    if n_fitted * len(readers) >= width and len(read_places) <= FEW_LAYERS:
+        # Such rows span all channels, so they need no basis. They may take gigabytes, so there is no second copy.
+        whole = torch.empty(len(read_places), len(readers), len(rows), width)
+        for place, matrices in zip(read_places, whole, strict=True):
+            _read_layer(readers, place, rows, at, into=matrices)
+        return NeuronSample(tuple(read_places), choice.n_neurons, n_fitted, whole, whole)
+    in_spans, some_whole = [], []
     for place in read_places:
-        matrices = torch.empty(len(readers), len(rows), choice.model.anatomy.hidden_size)
-        for matrix, reader in zip(matrices, readers, strict=True):
-            matrix.copy_(reader.read(place, rows)[at])
-        spans_all = n_fitted * len(matrices) >= matrices.shape[2]  # then the rows need no basis and no second copy
-        in_spans.append(matrices if spans_all else torch.stack(in_span(list(matrices), n_fitted)))
+        matrices = torch.empty(len(readers), len(rows), width)
+        _read_layer(readers, place, rows, at, into=matrices)
+        in_spans.append(torch.stack(in_span(list(matrices), n_fitted)))
         if place in spread(read_places, FEW_LAYERS):
-            whole.append(matrices)
-    return NeuronSample(tuple(read_places), choice.n_neurons, n_fitted, _stacked(in_spans), _stacked(whole))
+            some_whole.append(matrices)
+    return NeuronSample(tuple(read_places), choice.n_neurons, n_fitted, torch.stack(in_spans), torch.stack(some_whole))
 
 
-def _stacked(layers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack layers; one layer, which may take gigabytes, is not copied."""
-    return layers[0][None] if len(layers) == 1 else torch.stack(list(layers))
+def _read_layer(
+    readers: Sequence[RoleReader], place: int, rows: torch.Tensor, order: torch.Tensor, *, into: torch.Tensor
+) -> None:
+    """Read rows of each matrix of a layer, in the given order."""
+    for matrix, reader in zip(into, readers, strict=True):
+        matrix.copy_(reader.read(place, rows)[order])
 
 
 def resemblances(sample: NeuronSample) -> torch.Tensor:

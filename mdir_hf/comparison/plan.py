@@ -50,6 +50,13 @@ BYTES_PER_KEY = 7
 """Memory for each key value, as stored and in float32, with the holes that freed rows leave: 2.15 GB were measured
 where at most 302 million values are read."""
 
+NOISE_AFTER_KEYS = "noise after keys"
+"""Key of the memory of the noise step if keys were compared before."""
+
+HOLES_BYTES = 640 << 20
+"""Freed memory that the allocator does not return to the system before that step. Measured: 0.5 GB at 2,048 channels,
+0.4 GB at 3,072, and less at 896, 4,096 and 5,120."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
@@ -167,18 +174,26 @@ def _bytes_of_embeddings(reference: Comparable, candidate: Comparable) -> int:
 def _memory_of_steps(models: tuple[Comparable, Comparable]) -> dict[str, int]:
     """Return the memory of the steps that can be left out, keyed by name."""
     square = 4 * max(model.anatomy.hidden_size for model in models) ** 2
-    keys, gate = 0, 0
+    keys, gate, n_layers = 0, 0, 1
     with suppress(AnatomyError, UnsupportedFormatError):
         keys = BYTES_PER_KEY * most_key_values(models)
     with suppress(AnatomyError, UnsupportedFormatError):
         # Gates of both layers as float32 unit rows, and one as stored.
-        gate = max(3 * 4 * _n_gate_values(model) for model in models)
+        n_gate_values = max(_n_gate_values(model) for model in models)
+        gate, n_layers = 3 * 4 * n_gate_values, 1 if n_gate_values > LARGE_LAYER_VALUES else NEAR_LAYERS
     look, search = LOOK_MATRICES * square, gate + 2 * square
-    # Both models' fitted rows in float32, one model's rows while they are read, and about 17 square matrices for
-    # whitening, or for the cosines of a search: a comparison at the width of DeepSeek-V3 took 6.9 GB.
-    noise = max((3 * NOISE_ROWS_PER_CHANNEL + 17) * square, search)
+    # Fitted rows of one or two layers of both models in float32, one model's rows while they are read, and about 17
+    # square matrices for whitening, or for the cosines of a search: a comparison at the width of DeepSeek-V3 took 6.9
+    # GB.
+    noise = max(((2 * n_layers + 1) * NOISE_ROWS_PER_CHANNEL + 17) * square, search)
     # Freed keys leave holes that larger matrices do not fit.
-    return {"noise": noise, "keys": keys + max(look, search), "embeddings": keys + look, "search": keys + search}
+    return {
+        "noise": noise,
+        "keys": keys + max(look, search),
+        "embeddings": keys + look,
+        NOISE_AFTER_KEYS: HOLES_BYTES + keys + noise,
+        "search": keys + search,
+    }
 
 
 def _n_gate_values(model: Comparable) -> int:

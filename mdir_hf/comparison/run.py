@@ -12,7 +12,7 @@ from mdir_hf.comparison.layer_table import describe_layers
 from mdir_hf.comparison.measurements import Measurements, report_on
 from mdir_hf.comparison.neuron_sample import draw_sample_seed
 from mdir_hf.comparison.paper import run_algorithms
-from mdir_hf.comparison.plan import plan_comparison, steps_without_room
+from mdir_hf.comparison.plan import NOISE_AFTER_KEYS, plan_comparison, steps_without_room
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.reading import read_closely
 from mdir_hf.comparison.settings import Settings
@@ -33,12 +33,12 @@ BY_NEURONS: tuple[tuple[str, Step], ...] = (
 )
 """Steps that settle a yes, cheapest first, without tokens or embeddings. A step runs only if the question is open."""
 
-BEHIND_AGREEMENT: tuple[tuple[str, Step], ...] = (
-    ("noise", steps.compare_under_noise),
-    ("search", steps.search_behind_embeddings),
-    ("parts", steps.compare_experts_behind_maps),
+BEHIND_AGREEMENT: tuple[tuple[str, str, Step], ...] = (
+    ("noise", NOISE_AFTER_KEYS, steps.compare_under_noise),
+    ("search", "search", steps.search_behind_embeddings),
+    ("parts", "parts", steps.compare_experts_behind_maps),
 )
-"""Steps that run if keys or embeddings agree, and neurons do not."""
+"""Steps that run if keys or embeddings agree, and neurons do not, with the names of their memory in the plan."""
 
 
 def compare_models(
@@ -88,9 +88,14 @@ def compare_models(
                 measurements = steps.with_notes(measurements, caveats.of_large_embeddings(left_out["embeddings"]))
             else:
                 measurements = _run("embeddings", steps.look_at_embeddings, measurements, watch)
-        for name, step in BEHIND_AGREEMENT:
-            if not measurements.is_settled and name not in left_out and steps.agrees_elsewhere(measurements):
+        for name, memory, step in BEHIND_AGREEMENT:
+            if measurements.is_settled or not steps.agrees_elsewhere(measurements):
+                break
+            if memory not in left_out:
                 measurements = _run(name, step, measurements, watch)
+            elif memory == NOISE_AFTER_KEYS:
+                note = caveats.of_unsearched_copies({"noise": left_out[memory]})
+                measurements = steps.with_notes(measurements, *note)
         if measurements.parts is None:
             measurements = _run("parts", steps.compare_parts, measurements, watch)
         is_relative = measurements.decision.verdict is Verdict.HOMOLOGOUS

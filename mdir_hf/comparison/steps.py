@@ -28,7 +28,7 @@ from mdir_hf.comparison.neuron_sample import (
 )
 from mdir_hf.comparison.neuron_search import search_neurons
 from mdir_hf.comparison.neurons import STEPS, count_neurons, nominated_pairs
-from mdir_hf.comparison.plan import NOISE_ROWS_PER_CHANNEL
+from mdir_hf.comparison.plan import NOISE_AFTER_KEYS, NOISE_ROWS_PER_CHANNEL
 from mdir_hf.comparison.stacks import compare_expert_sets, has_mixture, stack_pairs
 from mdir_hf.comparison.tokens import common_tokens, matrix_pair
 from mdir_hf.errors import AnatomyError, ByteBudgetError, MdirError, UnsupportedFormatError, VocabularyError
@@ -318,7 +318,7 @@ def _search(
     for residual_map in residual_maps:
         for pair, n_rows in [
             *((pair, FITTED_ROWS) for pair in pairs[:MOST_SEARCHED]),
-            *((p, n_many) for p in pairs[:1] if "noise" not in measurements.left_out),
+            *((p, n_many) for p in pairs[:1] if NOISE_AFTER_KEYS not in measurements.left_out),
         ]:
             samples = search_neurons(
                 measurements.tensors,

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from mdir_hf import HomologyChecker, HomologyReport, SettledBy, Verdict, compare
+from mdir_hf import HomologyChecker, HomologyReport, Reason, SettledBy, Verdict, compare
+from mdir_hf.comparison.plan import NOISE_AFTER_KEYS
 from tests.comparison.relatives import (
     SIZES,
     drift,
@@ -37,6 +38,22 @@ def test_a_whole_obfuscation_is_found_by_its_keys(architecture, save):
     assert report.log10_p is None and not report.p_is_bound
     assert report.agreement == "all 64 tested neurons match"
     assert HomologyReport.from_json(report.to_json()) == report
+
+
+def test_noise_behind_keys_needs_the_memory_of_both(save):
+    model, other = (new_model(seed=seed, **SIZES) for seed in (0, 8))
+    grafted, _ = obfuscate(model, seed=3)
+    neurons = {name: weight for name, weight in other.state_dict().items() if ".mlp." in name}
+    grafted.load_state_dict(neurons, strict=False)
+    paths = [save(each, name) for each, name in ((model, "base"), (grafted, "grafted"))]
+    checker = HomologyChecker.from_pretrained(paths[0])
+    memory = dict(checker.plan(paths[1]).memory)
+    assert memory["keys"] < memory[NOISE_AFTER_KEYS] and memory["noise"] < memory[NOISE_AFTER_KEYS]
+    for missing_bytes in (0, 1):
+        report = checker.compare(paths[1], max_memory_bytes=memory[NOISE_AFTER_KEYS] - missing_bytes, progress=False)
+        assert report.reason is Reason.ATTENTION_ONLY
+        was_left_out = any(caveat.startswith("Copies under noise were not searched") for caveat in report.caveats)
+        assert was_left_out == bool(missing_bytes)
 
 
 def test_keys_find_a_relative_if_the_rows_of_the_noise_step_do_not_fit_in_memory(save):

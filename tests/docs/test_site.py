@@ -195,5 +195,6 @@ def test_the_page_on_architecture_lists_the_steps_of_a_comparison_in_their_order
     listed = [
         (name, function) for row in rows for name, function in zip(row[0].split(", "), row[1].split(", "), strict=True)
     ]
-    run = [("files", steps.compare_files), *BY_NEURONS, ("embeddings", steps.look_at_embeddings), *BEHIND_AGREEMENT]
+    behind = [(name, step) for name, _, step in BEHIND_AGREEMENT]
+    run = [("files", steps.compare_files), *BY_NEURONS, ("embeddings", steps.look_at_embeddings), *behind]
     assert listed == [(name, f"`{step.__name__}`") for name, step in run]

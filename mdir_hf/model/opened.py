@@ -154,11 +154,6 @@ class Model:
             return doubts_of_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read, self.vocabulary)
 
     @property
-    def has_read_vocabulary(self) -> bool:
-        """Whether the tokenizer files have been read."""
-        return "vocabulary" in self.__dict__  # the cached property
-
-    @property
     def _brings_tokens(self) -> bool:
         return TOKENS in self._metadata and self.tokenizer is None
 

@@ -53,7 +53,9 @@ class Scorer:
 
 def cases() -> Iterator[Case]:
     """Yield every pair for each peer, except formats, which peers cannot open."""
-    for peer in (peer for peer in PEERS if peer.name in NAMES):
+    by_name = {peer.name: peer for peer in PEERS}
+    for name in NAMES:
+        peer = by_name[name]
         scorer = Scorer(peer)
         for pair in pairs():
             if pair.kind not in ("format", "copy"):

@@ -6,8 +6,9 @@ order is a single matching, fixed in advance, so ln p <= -c^2 n / 2r needs no co
 The new embeddings take no values from the old ones.
 
 In the paper, with 0.5 billion parameters and 12 billion tokens, no channels are significant at first, then most, then
-all. The same happens here if the body is frozen (a). If all weights of a base train at one rate for a few minutes (b),
-only the layers show the ancestry, from the first step on. docs/LOG.md, 2026-11-22, has the details.
+all. Here, most are matched with themselves at the end if the body is frozen (a). If all weights of a base train at one
+rate for a few minutes (b), only the layers show the ancestry, from the first step on. docs/LOG.md, 2026-11-22 and
+2026-11-30, has the details.
 """
 
 from __future__ import annotations

@@ -67,12 +67,10 @@ def test_every_module_and_name_on_the_page_exists() -> None:
     ]
 
 
-def test_every_table_and_figure_has_a_command_and_a_time() -> None:
-    section = PAGE.split("## Commands and times", 1)[1].split("\n## ", 1)[0]
+def test_every_table_and_figure_has_a_command() -> None:
+    section = PAGE.split("## Commands", 1)[1].split("\n## ", 1)[0]
     lines = [line for line in section.splitlines() if re.match(r"\|.*`(python|make) ", line)]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    for _, command, minutes in rows:
-        assert re.fullmatch(r"(more than )?\d+( to \d+)?|not measured", minutes), command
     for name in re.findall(r"`python -m benchmarks ([\w-]+)`", section):
         assert (ROOT / "benchmarks" / "results" / f"{name}.jsonl").is_file(), name
     named: dict[str, set[int]] = {"Table": set(), "Figure": set()}

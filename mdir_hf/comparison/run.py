@@ -93,7 +93,7 @@ def compare_models(
                 break
             if memory not in left_out:
                 measurements = _run(name, step, measurements, watch)
-            elif memory == NOISE_AFTER_KEYS:
+            elif memory == NOISE_AFTER_KEYS and "noise" not in left_out and not steps.was_noise_compared(measurements):
                 note = caveats.of_unsearched_copies({"noise": left_out[memory]})
                 measurements = steps.with_notes(measurements, *note)
         if measurements.parts is None:

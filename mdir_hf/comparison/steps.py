@@ -184,9 +184,14 @@ def compare_numbers_under_noise(measurements: Measurements) -> Measurements:
 
 def compare_under_noise(measurements: Measurements) -> Measurements:
     """Look closer at layers whose heads resemble each other or, failing that, layers at the same place."""
-    if any(neurons.step is SettledBy.NOISE for neurons in measurements.neurons):
+    if was_noise_compared(measurements):
         return measurements
     return _compare_under_noise(measurements, _pairs_to_search(measurements))
+
+
+def was_noise_compared(measurements: Measurements) -> bool:
+    """Return whether the noise step has compared neurons."""
+    return any(neurons.step is SettledBy.NOISE for neurons in measurements.neurons)
 
 
 def _compare_under_noise(

@@ -54,6 +54,8 @@ def test_noise_behind_keys_needs_the_memory_of_both(save):
         assert report.reason is Reason.ATTENTION_ONLY
         was_left_out = any(caveat.startswith("Copies under noise were not searched") for caveat in report.caveats)
         assert was_left_out == bool(missing_bytes)
+    report = checker.compare(paths[1], max_memory_bytes=memory["noise"] - 1, progress=False)
+    assert sum("under noise" in caveat for caveat in report.caveats) == 1
 
 
 def test_keys_find_a_relative_if_the_rows_of_the_noise_step_do_not_fit_in_memory(save):
